@@ -9,46 +9,20 @@ from scipy.optimize import lsq_linear
 
 from fdgsec.attacks.set_reconstruction.attack import SetReconstruction
 from fdgsec.attacks.set_reconstruction.release_equations import reader_of
-from fdgsec.data.roles import Roles, split_roles
-from fdgsec.data.shapes import shapes
+from fdgsec.data.roles import Roles
 from fdgsec.defenses.style_noise import StyleNoise
-from fdgsec.experiments.simulated_runs.challenger import Challenger
-from fdgsec.federation.defense import Defense, DefenseStack
-from fdgsec.federation.method import Client
-from fdgsec.methods.ccst import CCST
-from fdgsec.metrics.roc import auc
 from fdgsec.nn.styles.image_styles import statistics
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.adversary import ADVERSARIES, Knowledge
-from fdgsec.threats.answers import MemberList, Membership
 from fdgsec.threats.attack import Question, TargetFacts
-from fdgsec.threats.judging.judge import Judge
+from tests.support.three_domains import challenger_of, exact_lists, knowledge_of, lists_and_null, roles_of_shapes
 
 FIVE = Question(kind="added_images", count=3, records=40, added=5, gallery=1000)
 
 
 @pytest.fixture(scope="module")
 def roles() -> Roles:
-    return split_roles(shapes(image_size=32, per_domain=140), rng=stream(0, "world", "roles"))
-
-
-def challenger_of(roles: Roles, *defenses: Defense) -> Challenger:
-    clients = [Client(name=f"client:{n}", data=roles.federation.of_domain(n)) for n in range(3)]
-    return Challenger(
-        method=CCST(), roles=roles, sources=(0, 1, 2), clients=clients, adversary=ADVERSARIES["server"],
-        encoder="mini", seed=0, defense_stack=DefenseStack(defenses=defenses),
-    )  # fmt: skip
-
-
-def knowledge_of(challenger: Challenger) -> Knowledge:
-    auxiliary = challenger.roles.auxiliary.subset(challenger.roles.auxiliary.domains < 3)
-    defended = challenger.defense_stack.defenses
-    return Knowledge(
-        statistics=lambda dataset: statistics("mini", dataset), encoder="mini", class_names=auxiliary.class_names,
-        domain_names=auxiliary.domain_names, auxiliary=auxiliary, unseen=None, own=None,
-        defended=challenger.defended if defended else None, shared=challenger.shared if defended else None,
-    )  # fmt: skip
+    return roles_of_shapes()
 
 
 def test_the_second_release_has_more_images_and_old_ones_are_candidates(roles: Roles):
@@ -76,25 +50,11 @@ def test_galleries_smaller_than_a_domain_hold_every_new_image(roles: Roles):
 def test_lists_of_added_images_are_exact_through_the_target(roles: Roles):
     """The control through the target: CCST's own exchanges; and the null, of auxiliary images that grow alike."""
     challenger = challenger_of(roles)
-    pairs = challenger.cases(FIVE)
-    cases, truths = [case for case, _ in pairs], [truth for _, truth in pairs]
-    attack, knowledge = SetReconstruction(), knowledge_of(challenger)
 
-    rows = Judge(bootstrap_repeats=50).measure(
-        attack.run(cases, knowledge, stream(0, "attack")), cases, truths, stream(0, "world", "judge")
-    )
-    null = attack.negative_control(cases, knowledge, stream(0, "attack", "null"))
+    rows, null = lists_and_null(challenger, knowledge_of(challenger), FIVE)
 
-    assert [row.value for row in rows if row.name == "exact_list"] == [1.0] * 3
-    areas = []
-    for answer in null:
-        members = truths[answer.case].members
-        assert members is not None
-        if isinstance(answer, Membership):
-            areas.append(auc(answer.scores[members], answer.scores[~members]))
-        if isinstance(answer, MemberList):
-            assert not torch.equal(answer.believed, members)
-    assert abs(sum(areas) / len(areas) - 0.5) < 0.2
+    assert exact_lists(rows) == [1.0] * 3
+    assert abs(null - 0.5) < 0.2
 
 
 def test_another_solver_finds_the_same_new_images(roles: Roles):

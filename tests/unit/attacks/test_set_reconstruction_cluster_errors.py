@@ -10,20 +10,19 @@ from fdgsec.attacks.set_reconstruction.attack import SetReconstruction
 from fdgsec.attacks.set_reconstruction.cluster_errors import shrunk_covariance, whitened_equations
 from fdgsec.attacks.set_reconstruction.clustered_means import ClusterReader, cluster_reader
 from fdgsec.attacks.set_reconstruction.unequal_weights import solved_unequal
-from fdgsec.data.roles import Roles, split_roles
-from fdgsec.data.shapes import shapes
+from fdgsec.data.roles import Roles
 from fdgsec.defenses.style_noise import StyleNoise
 from fdgsec.experiments.simulated_runs.challenger import Challenger
-from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.method import Client, Clock
 from fdgsec.federation.released_statistics import MeanStyles
 from fdgsec.methods.fisc import FISC
 from fdgsec.metrics.roc import auc
 from fdgsec.nn.styles.image_styles import statistics
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.adversary import ADVERSARIES, Knowledge
+from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.answers import Membership
 from fdgsec.threats.attack import Case, Question, Truth
+from tests.support.three_domains import challenger_of, knowledge_of, members_of, roles_of_shapes
 
 QUESTION = Question(kind="resampled_clients", count=6, records=20, gallery=40)
 NOISE = StyleNoise(p=0.1, scale=0.3)
@@ -31,23 +30,12 @@ NOISE = StyleNoise(p=0.1, scale=0.3)
 
 @pytest.fixture(scope="module")
 def roles() -> Roles:
-    return split_roles(shapes(image_size=32, per_domain=240), rng=stream(0, "world", "roles"))
+    return roles_of_shapes(240)
 
 
 def set_up(roles: Roles, *defenses: StyleNoise) -> tuple[Challenger, Knowledge]:
-    clients = [Client(name=f"client:{n}", data=roles.federation.of_domain(n)) for n in range(3)]
-    challenger = Challenger(
-        method=FISC(), roles=roles, sources=(0, 1, 2), clients=clients, adversary=ADVERSARIES["server"],
-        encoder="mini", seed=0, defense_stack=DefenseStack(defenses=defenses),
-    )  # fmt: skip
-    auxiliary = roles.auxiliary.subset(roles.auxiliary.domains < 3)
-    knowledge = Knowledge(
-        statistics=lambda dataset: statistics("mini", dataset), encoder="mini", class_names=auxiliary.class_names,
-        domain_names=auxiliary.domain_names, auxiliary=auxiliary, unseen=None, own=None,
-        weighted_statistic=challenger.method.weighted_statistic, simulate=challenger.simulated,
-        defended=challenger.defended if defenses else None, shared=challenger.shared if defenses else None,
-    )  # fmt: skip
-    return challenger, knowledge
+    challenger = challenger_of(roles, *defenses, method=FISC())
+    return challenger, knowledge_of(challenger)
 
 
 def read(challenger: Challenger, knowledge: Knowledge) -> tuple[ClusterReader, list[tuple[Case, Truth]]]:
@@ -57,8 +45,7 @@ def read(challenger: Challenger, knowledge: Knowledge) -> tuple[ClusterReader, l
 
 
 def area(scores: torch.Tensor, truth: Truth) -> float:
-    assert truth.members is not None
-    return auc(scores[truth.members], scores[~truth.members])
+    return auc(scores[members_of(truth)], scores[~members_of(truth)])
 
 
 def test_behind_noise_the_stds_rank_members_that_means_alone_do_not(roles: Roles):
@@ -77,8 +64,7 @@ def test_without_noise_lists_are_solved_for_and_nothing_is_rehearsed(roles: Role
     reader, pairs = read(challenger, knowledge)
 
     for case, truth in pairs:
-        assert truth.members is not None
-        assert torch.equal(reader.solved(case, case).believed(), truth.members)
+        assert torch.equal(reader.solved(case, case).believed(), members_of(truth))
     assert not reader.better
 
 

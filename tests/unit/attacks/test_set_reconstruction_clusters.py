@@ -10,9 +10,7 @@ from scipy.optimize import linprog
 from fdgsec.attacks.set_reconstruction.attack import SetReconstruction
 from fdgsec.attacks.set_reconstruction.release_equations import reader_of
 from fdgsec.attacks.set_reconstruction.unequal_weights import solved_unequal
-from fdgsec.data.roles import Roles, split_roles
-from fdgsec.data.shapes import shapes
-from fdgsec.experiments.simulated_runs.challenger import Challenger
+from fdgsec.data.roles import Roles
 from fdgsec.federation.method import CLUSTER_SIZES, Client, Clock
 from fdgsec.federation.released_statistics import ChannelMeans, PooledStyles
 from fdgsec.methods.fisc import FISC
@@ -20,10 +18,9 @@ from fdgsec.metrics.roc import auc
 from fdgsec.nn.styles.image_styles import statistics
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.adversary import ADVERSARIES, Knowledge
-from fdgsec.threats.answers import MemberList, Membership
+from fdgsec.threats.answers import MemberList
 from fdgsec.threats.attack import Question, TargetFacts
-from fdgsec.threats.judging.judge import Judge
+from tests.support.three_domains import challenger_of, exact_lists, knowledge_of, lists_and_null, roles_of_shapes
 
 METHODS = (FISC(), FISC(sigma="mixture"), FISC(client_partition="first"))
 QUESTION = Question(kind="resampled_clients", count=2, records=30, gallery=60)
@@ -35,24 +32,7 @@ FACTS = TargetFacts(
 
 @pytest.fixture(scope="module")
 def roles() -> Roles:
-    return split_roles(shapes(image_size=32, per_domain=140), rng=stream(0, "world", "roles"))
-
-
-def challenger_of(roles: Roles, method: FISC = METHODS[0]) -> Challenger:
-    clients = [Client(name=f"client:{n}", data=roles.federation.of_domain(n)) for n in range(3)]
-    return Challenger(
-        method=method, roles=roles, sources=(0, 1, 2), clients=clients, adversary=ADVERSARIES["server"],
-        encoder="mini", seed=0,
-    )  # fmt: skip
-
-
-def knowledge_of(challenger: Challenger) -> Knowledge:
-    auxiliary = challenger.roles.auxiliary.subset(challenger.roles.auxiliary.domains < 3)
-    return Knowledge(
-        statistics=lambda dataset: statistics("mini", dataset), encoder="mini", class_names=auxiliary.class_names,
-        domain_names=auxiliary.domain_names, auxiliary=auxiliary, unseen=None, own=None,
-        weighted_statistic=challenger.method.weighted_statistic,
-    )  # fmt: skip
+    return roles_of_shapes()
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -84,31 +64,17 @@ def test_statistics_are_declared_where_the_release_is_a_weighted_mean_of_known_i
 @pytest.mark.parametrize("method", METHODS)
 def test_lists_behind_clusters_are_exact_through_the_target(roles: Roles, method: FISC):
     """The control through the target: FISC's own exchange; and the null, of auxiliary images."""
-    challenger = challenger_of(roles, method)
-    pairs = challenger.cases(QUESTION)
-    cases, truths = [case for case, _ in pairs], [truth for _, truth in pairs]
-    attack, knowledge = SetReconstruction(), knowledge_of(challenger)
+    challenger = challenger_of(roles, method=method)
 
-    rows = Judge(bootstrap_repeats=50).measure(
-        attack.run(cases, knowledge, stream(0, "attack")), cases, truths, stream(0, "world", "judge")
-    )
-    null = attack.negative_control(cases, knowledge, stream(0, "attack", "null"))
+    rows, null = lists_and_null(challenger, knowledge_of(challenger), QUESTION)
 
-    assert [row.value for row in rows if row.name == "exact_list"] == [1.0] * 3
-    areas = []
-    for answer in null:
-        members = truths[answer.case].members
-        assert members is not None
-        if isinstance(answer, Membership):
-            areas.append(auc(answer.scores[members], answer.scores[~members]))
-        if isinstance(answer, MemberList):
-            assert not torch.equal(answer.believed, members)
-    assert abs(sum(areas) / len(areas) - 0.5) < 0.2
+    assert exact_lists(rows) == [1.0] * 3
+    assert abs(null - 0.5) < 0.2
 
 
 def test_a_linear_program_finds_the_same_weights(roles: Roles):
     """The second implementation: the smallest sum of residuals over weights of at least 0, by HiGHS."""
-    challenger = challenger_of(roles)
+    challenger = challenger_of(roles, method=FISC())
     case, truth = challenger.cases(QUESTION)[0]
     knowledge = replace(knowledge_of(challenger), released_statistic=ChannelMeans())
     known = reader_of([case], knowledge, stream(0, "attack")).equations(case, case)
@@ -129,7 +95,7 @@ def test_a_linear_program_finds_the_same_weights(roles: Roles):
 
 def test_more_members_than_half_the_numbers_still_rank(roles: Roles):
     """64 members, 128 candidates and 60 of the numbers: no list is determined, and members have larger weights."""
-    challenger = challenger_of(roles)
+    challenger = challenger_of(roles, method=FISC())
     case, truth = challenger.cases(replace(QUESTION, records=64, gallery=110))[0]
     knowledge = replace(knowledge_of(challenger), released_statistic=ChannelMeans())
     known = reader_of([case], knowledge, stream(0, "attack")).equations(case, case)
@@ -154,7 +120,7 @@ def test_clients_with_all_members_in_the_gallery_are_asked_about():
 
 
 def test_the_positive_control_plants_clusters(roles: Roles):
-    knowledge = knowledge_of(challenger_of(roles))
+    knowledge = knowledge_of(challenger_of(roles, method=FISC()))
     control = SetReconstruction().positive_control(knowledge, stream(0, "attack", "control"))
     answers = SetReconstruction().run(control.cases, control.knowledge, stream(0, "attack"))
     lists = [answer for answer in answers if isinstance(answer, MemberList)]

@@ -10,22 +10,26 @@ from scipy.optimize import lsq_linear
 from fdgsec.attacks.set_reconstruction.attack import SetReconstruction
 from fdgsec.attacks.set_reconstruction.class_means import prototypes_of, reader_of_prototypes, way_to_update
 from fdgsec.data.domains import as_float
-from fdgsec.data.roles import Roles, split_roles
-from fdgsec.data.shapes import shapes
+from fdgsec.data.roles import Roles
 from fdgsec.experiments.simulated_runs.challenger import Challenger
 from fdgsec.federation.artifacts import Prototypes
-from fdgsec.federation.method import Client, GlobalModel
+from fdgsec.federation.method import GlobalModel
 from fdgsec.methods.fpl import FPL
-from fdgsec.metrics.roc import auc
-from fdgsec.nn.styles.image_styles import statistics
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.adversary import ADVERSARIES, Knowledge
-from fdgsec.threats.answers import MemberList, Membership
-from fdgsec.threats.attack import Answers, Question, TargetFacts, Truth
-from fdgsec.threats.judging.judge import Judge
+from fdgsec.threats.adversary import Knowledge
+from fdgsec.threats.attack import Question, TargetFacts
 from tests.support.stablefdg_setting import start
+from tests.support.three_domains import (
+    challenger_of,
+    exact_lists,
+    knowledge_of,
+    lists_and_null,
+    mean_area,
+    members_of,
+    roles_of_shapes,
+)
 
 QUESTION = Question(kind="prototypes", count=2, records=28, gallery=56)
 STEP = TrainingPlan(batch_size=64, learning_rate=0.01, crop=None, flip=0.0)
@@ -34,16 +38,12 @@ AUGMENTED = TrainingPlan(batch_size=8, learning_rate=0.01)
 
 @pytest.fixture(scope="module")
 def roles() -> Roles:
-    return split_roles(shapes(image_size=32, per_domain=140), rng=stream(0, "world", "roles"))
+    return roles_of_shapes()
 
 
-def challenger_of(roles: Roles, plan: TrainingPlan = STEP) -> Challenger:
-    clients = [Client(name=f"client:{n}", data=roles.federation.of_domain(n)) for n in range(3)]
+def trained(roles: Roles, plan: TrainingPlan = STEP) -> Challenger:
     method = FPL(plan=plan)
-    return Challenger(
-        method=method, roles=roles, sources=(0, 1, 2), clients=clients, adversary=ADVERSARIES["server"],
-        encoder="mini", seed=0, model=start(method),
-    )  # fmt: skip
+    return challenger_of(roles, method=method, model=start(method))
 
 
 def model_of(challenger: Challenger) -> GlobalModel:
@@ -51,32 +51,17 @@ def model_of(challenger: Challenger) -> GlobalModel:
     return challenger.model
 
 
-def knowledge_of(challenger: Challenger) -> Knowledge:
-    auxiliary = challenger.roles.auxiliary.subset(challenger.roles.auxiliary.domains < 3)
-    return Knowledge(
-        statistics=lambda dataset: statistics("mini", dataset), encoder="mini", class_names=auxiliary.class_names,
-        domain_names=auxiliary.domain_names, auxiliary=auxiliary, unseen=None, own=None, simulate=challenger.simulated,
-        network=lambda state: model_of(challenger).with_state(state).module(), plan=challenger.method.client_plan,
+def knowing(challenger: Challenger) -> Knowledge:
+    """What the server knows, its network and the clients' plan among it."""
+    return replace(
+        knowledge_of(challenger), network=lambda state: model_of(challenger).with_state(state).module(),
+        plan=challenger.method.client_plan,
     )  # fmt: skip
-
-
-def members_of(truth: Truth) -> torch.Tensor:
-    assert truth.members is not None
-    return truth.members
-
-
-def mean_area(answers: Answers, truths: list[Truth]) -> float:
-    areas = []
-    for answer in answers:
-        if isinstance(answer, Membership):
-            members = members_of(truths[answer.case])
-            areas.append(auc(answer.scores[members], answer.scores[~members]))
-    return sum(areas) / len(areas)
 
 
 def test_prototypes_of_one_step_are_class_means_under_the_model_that_was_sent(roles: Roles):
     """The definition, and the equations: features less their class's prototype sum to zero over the members."""
-    challenger = challenger_of(roles)
+    challenger = trained(roles)
     case, truth = challenger.cases(QUESTION)[0]
     assert case.candidates is not None
     inside = case.candidates.subset(members_of(truth))
@@ -86,33 +71,24 @@ def test_prototypes_of_one_step_are_class_means_under_the_model_that_was_sent(ro
     for label, prototype in zip(sent.classes.tolist(), sent.features, strict=True):
         torch.testing.assert_close(prototype, features[inside.labels == label].mean(0), rtol=1e-4, atol=1e-5)
 
-    known = reader_of_prototypes([case], knowledge_of(challenger), stream(0, "attack")).equations(case, case)
+    known = reader_of_prototypes([case], knowing(challenger), stream(0, "attack")).equations(case, case)
     total, spread = known.candidates[members_of(truth).numpy()].sum(0), np.abs(known.candidates).sum(0)
     assert float(np.abs(total).max()) < 0.01 * float(np.median(spread))
 
 
 def test_lists_behind_prototypes_of_one_step_are_exact_through_the_target(roles: Roles):
     """The control through the target: FPL's own training; and the null, of clients of the adversary's images."""
-    challenger = challenger_of(roles)
-    pairs = challenger.cases(QUESTION)
-    cases, truths = [case for case, _ in pairs], [truth for _, truth in pairs]
-    attack, knowledge = SetReconstruction(), knowledge_of(challenger)
+    challenger = trained(roles)
 
-    rows = Judge(bootstrap_repeats=50).measure(
-        attack.run(cases, knowledge, stream(0, "attack")), cases, truths, stream(0, "world", "judge")
-    )
-    null = attack.negative_control(cases, knowledge, stream(0, "attack", "null"))
+    rows, null = lists_and_null(challenger, knowing(challenger), QUESTION)
 
-    assert [row.value for row in rows if row.name == "exact_list"] == [1.0] * 3
-    assert abs(mean_area(null, truths) - 0.5) < 0.2
-    for answer in null:
-        if isinstance(answer, MemberList):
-            assert not torch.equal(answer.believed, members_of(truths[answer.case]))
+    assert exact_lists(rows) == [1.0] * 3
+    assert abs(null - 0.5) < 0.2
 
 
 def test_another_solver_finds_the_same_list_from_one_class_at_a_time(roles: Roles):
     """The second implementation: scipy's bounded least squares on raw features, class by class."""
-    challenger = challenger_of(roles)
+    challenger = trained(roles)
     case, truth = challenger.cases(QUESTION)[0]
     assert case.candidates is not None
     network, pixels = model_of(challenger).module().train(), as_float(case.candidates.pixels())
@@ -138,15 +114,15 @@ def test_another_solver_finds_the_same_list_from_one_class_at_a_time(roles: Role
 
 
 def test_augmentation_and_several_steps_blur_prototypes_and_members_still_rank(roles: Roles):
-    challenger = challenger_of(roles, AUGMENTED)
+    challenger = trained(roles, AUGMENTED)
     pairs = challenger.cases(QUESTION)
     cases, truths = [case for case, _ in pairs], [truth for _, truth in pairs]
-    answers = SetReconstruction().run(cases, knowledge_of(challenger), stream(0, "attack"))
+    answers = SetReconstruction().run(cases, knowing(challenger), stream(0, "attack"))
     assert 0.53 < mean_area(answers, truths) < 1
 
 
 def test_candidates_of_a_class_that_was_not_sent_are_no_members(roles: Roles):
-    challenger = challenger_of(roles)
+    challenger = trained(roles)
     case, _ = challenger.cases(QUESTION)[0]
     assert case.candidates is not None
     sent = prototypes_of(case.views[0], case.victim)
@@ -156,7 +132,7 @@ def test_candidates_of_a_class_that_was_not_sent_are_no_members(roles: Roles):
         for one in case.views[0].messages
     )
     seen = replace(case, views=(replace(case.views[0], messages=told),))
-    known = reader_of_prototypes([case], knowledge_of(challenger), stream(0, "attack")).equations(case, seen)
+    known = reader_of_prototypes([case], knowing(challenger), stream(0, "attack")).equations(case, seen)
     found = known.solved(0.1)
     assert float(found.scores()[case.candidates.labels == sent.classes[0]].max()) < 0.01
 
@@ -181,8 +157,8 @@ def test_clients_that_train_are_asked_about_with_all_members_in_the_gallery(role
     )  # fmt: skip
     questions = SetReconstruction(sizes=(40,)).plan(facts)
     assert [(one.kind, one.records, one.held) for one in questions] == [("prototypes", 40, 1.0)] * 2
-    challenger = challenger_of(roles)
+    challenger = trained(roles)
     assert replace(challenger, model=None, memo={}).cases(QUESTION) == []
     case, _ = challenger.cases(QUESTION)[0]
     with pytest.raises(UsageError, match="without any"):
-        SetReconstruction().run([replace(case, candidates=None)], knowledge_of(challenger), stream(0, "attack"))
+        SetReconstruction().run([replace(case, candidates=None)], knowing(challenger), stream(0, "attack"))

@@ -15,11 +15,9 @@ from fdgsec.data.roles import Roles, split_roles
 from fdgsec.data.shapes import shapes
 from fdgsec.defenses.secure_aggregation import SecureAggregation
 from fdgsec.defenses.style_noise import StyleNoise
-from fdgsec.experiments.simulated_runs.challenger import Challenger
 from fdgsec.experiments.simulated_runs.summed_client_cases import sums_suffice, sums_uploads
 from fdgsec.federation.artifacts import StyleStatistics
-from fdgsec.federation.defense import Defense, DefenseStack
-from fdgsec.federation.method import Client, Method
+from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.wire import CLIENTS
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.stablefdg import StableFDG
@@ -27,10 +25,9 @@ from fdgsec.metrics.measurement import Measurement
 from fdgsec.metrics.roc import auc
 from fdgsec.nn.styles.image_styles import statistics
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.adversary import ADVERSARIES, Knowledge
-from fdgsec.threats.answers import MemberList, Membership
+from fdgsec.threats.answers import Membership
 from fdgsec.threats.attack import Question, TargetFacts
-from fdgsec.threats.judging.judge import Judge
+from tests.support.three_domains import challenger_of, knowledge_of, lists_and_null
 
 FACTS = TargetFacts(
     artifact_kinds=frozenset({"StyleStatistics"}), clients=3, images_per_client=100, classes=7, profile="quick",
@@ -47,24 +44,6 @@ def data() -> DomainDataset:
 @pytest.fixture(scope="module")
 def roles(data: DomainDataset) -> Roles:
     return split_roles(data, rng=stream(0, "world", "roles"))
-
-
-def challenger_of(roles: Roles, *defenses: Defense, method: Method | None = None) -> Challenger:
-    clients = [Client(name=f"client:{n}", data=roles.federation.of_domain(n)) for n in range(3)]
-    return Challenger(
-        method=method or CCST(), roles=roles, sources=(0, 1, 2), clients=clients, adversary=ADVERSARIES["server"],
-        encoder="mini", seed=0, defense_stack=DefenseStack(defenses=defenses),
-    )  # fmt: skip
-
-
-def knowledge_of(challenger: Challenger) -> Knowledge:
-    auxiliary = challenger.roles.auxiliary.subset(challenger.roles.auxiliary.domains < 3)
-    defended = challenger.defense_stack.defenses
-    return Knowledge(
-        statistics=lambda dataset: statistics("mini", dataset), encoder="mini", class_names=auxiliary.class_names,
-        domain_names=auxiliary.domain_names, auxiliary=auxiliary, unseen=None, own=None,
-        defended=challenger.defended if defended else None, shared=challenger.shared if defended else None,
-    )  # fmt: skip
 
 
 def test_a_sum_is_the_mean_over_the_images_of_all_its_clients(roles: Roles):
@@ -131,25 +110,11 @@ def test_too_few_images_of_a_domain_are_no_sum(roles: Roles):
 def test_lists_behind_a_sum_are_exact_through_the_target(roles: Roles, defended: bool):
     """The control through the target: CCST's own exchange, summed by the real defense, of images drawn from shapes."""
     challenger = challenger_of(roles, *((SecureAggregation(),) if defended else ()))
-    pairs = challenger.cases(THREE)
-    cases, truths = [case for case, _ in pairs], [truth for _, truth in pairs]
-    attack, knowledge = SetReconstruction(), knowledge_of(challenger)
 
-    rows = Judge(bootstrap_repeats=50).measure(
-        attack.run(cases, knowledge, stream(0, "attack")), cases, truths, stream(0, "world", "judge")
-    )
-    null = attack.negative_control(cases, knowledge, stream(0, "attack", "null"))
+    rows, null = lists_and_null(challenger, knowledge_of(challenger), THREE)
 
     assert value("exact_list", rows) == value("auc", rows) == 1.0
-    areas = []
-    for answer in null:
-        members = truths[answer.case].members
-        assert members is not None
-        if isinstance(answer, Membership):
-            areas.append(auc(answer.scores[members], answer.scores[~members]))
-        if isinstance(answer, MemberList):
-            assert not torch.equal(answer.believed, members)
-    assert abs(sum(areas) / len(areas) - 0.5) < 0.2
+    assert abs(null - 0.5) < 0.2
 
 
 def value(name: str, rows: list[Measurement]) -> float:
