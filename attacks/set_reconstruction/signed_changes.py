@@ -51,8 +51,8 @@ def _likely(rows: Array, target: Array, added: int, dropped: int) -> Array:
     """The most likely weights (G,) in [-1, 1] under a Gaussian prior of their mean and variance."""
     count = rows.shape[1]
     mean = (added - dropped) / count
-    pull = 1 / math.sqrt((added + dropped) / count - mean**2)
-    total = np.full((1, count), 1 / COUNTED)
-    matrix = np.concatenate([rows, total, pull * np.eye(count)])
-    values = np.concatenate([target, [(added - dropped) / COUNTED], np.full(count, pull * mean)])
-    return 2 * box_least_squares(2 * matrix, values + matrix.sum(1)) - 1
+    variance = (added + dropped) / count - mean**2
+    matrix = np.concatenate([rows, np.full((1, count), 1 / COUNTED)])
+    values = np.append(target, (added - dropped) / COUNTED)
+    halved = box_least_squares(2 * matrix, values + matrix.sum(1), ridge=4 / variance, toward=(1 + mean) / 2)
+    return 2 * halved - 1  # of w = 2 u - 1, with u in [0, 1]

@@ -91,9 +91,9 @@ class Case:
     many images. `added` of the images behind the last view are not behind the first, and `dropped` of those behind the
     first not behind the last; `asks` says which of both are looked for. `slice` is the population of
     the case, as {"domain": "photo", "n_per_client": 40}: controls, judge and report sort cases by it, and no answer may
-    depend on it. Candidates have pixels, but neither labels nor domains nor informative names, and their order is
-    random; `groups` (candidates,) is the number of the candidate client that each belongs to, where clients are asked
-    about."""
+    depend on it. Candidates have pixels, but no domains or informative names, and labels in "prototypes" alone, where
+    pictures show their classes; their order is random. `groups` (candidates,) is the number of the candidate
+    client that each belongs to, where clients are asked about."""
 
     question: QuestionKind
     views: tuple[View, ...]
