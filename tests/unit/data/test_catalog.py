@@ -167,7 +167,7 @@ def test_an_archive_is_decoded_once_in_a_process_and_anew_when_it_has_changed(tm
     load(archive, size=4)
     assert decoded == [5, 5]
     name = next(path for path in files if path.endswith(".png"))
-    write_zip(archive, files | {name: png(99)})
+    write_zip(archive, {**files, name: png(99)})
     os.utime(archive, ns=(1, 1))
     assert not torch.equal(load(archive).pixels(), first.pixels())
     assert decoded == [5, 5, 5]
