@@ -16,7 +16,7 @@ from sklearn.covariance import ledoit_wolf
 from torch import Tensor
 
 from fdgsec.attacks.set_reconstruction.box_least_squares import Array
-from fdgsec.attacks.set_reconstruction.list_equations import ListEquations
+from fdgsec.attacks.set_reconstruction.list_equations import LEAST_NOISE, ListEquations
 from fdgsec.attacks.set_reconstruction.release_equations import ReleaseReader
 from fdgsec.attacks.statistics.domain_populations import images_of
 from fdgsec.attacks.statistics.pooled_questions import size_of
@@ -32,6 +32,10 @@ CLIENTS = 200
 """Clients of the adversary's own images, of whose styles the error is learned."""
 LARGEST_SHARE = 2 / 3
 """Of the adversary's images of a domain that one such client holds; all of them would be one client."""
+
+
+LEAST_SPREAD = 1e-9
+"""Standard deviation over candidates, relative to their mean, from which a coordinate tells them apart."""
 
 
 def nearest_mean(weighted: ReleasedStatistic) -> ReleasedStatistic:
@@ -89,23 +93,27 @@ class NearlyEqual:
 
 
 def whitened_equations(candidates: Tensor, release: Tensor, covariance: Array, *, images: int) -> ListEquations:
-    """The equations of a release (D,) of t, given for `candidates` (G, D), whose error has this `covariance` (D, D)."""
-    center, scale = candidates.mean(0), np.sqrt(covariance.diagonal())
-    factor = np.linalg.cholesky(covariance / np.outer(scale, scale))
-    both = np.column_stack([(candidates - center).T.numpy(), (release - center).numpy()]) / scale[:, None]
-    white = solve_triangular(factor, both, lower=True)
-    spread = white[:, :-1].std(1)
+    """The equations of a release (D,) of t, given for `candidates` (G, D), whose error has this `covariance` (D, D).
+
+    Coordinates in which candidates hardly differ, as those of channels that are never active, are left out."""
+    center, spread = candidates.mean(0), candidates.std(0)
+    varies = (spread > LEAST_SPREAD * (1 + center.abs())).numpy()
+    covariance = covariance[varies][:, varies] + np.diag((LEAST_NOISE * spread.numpy()[varies]) ** 2)
+    scale = np.sqrt(covariance.diagonal())
+    both = np.column_stack([(candidates - center).T.numpy(), (release - center).numpy()])[varies] / scale[:, None]
+    white = solve_triangular(np.linalg.cholesky(covariance / np.outer(scale, scale)), both, lower=True)
     return ListEquations(
-        candidates=white[:, :-1].T, release=white[:, -1], noise=np.ones(len(white)), spread=spread,
+        candidates=white[:, :-1].T, release=white[:, -1], noise=np.ones(len(white)), spread=white[:, :-1].std(1),
         covariance=lambda: np.cov(white[:, :-1]), images=images, complete=True,
     )  # fmt: skip
 
 
 def shrunk_covariance(errors: Array) -> Array:
     """The covariance (D, D) of errors (n, D), shrunk toward its diagonal by Ledoit and Wolf's share (JMVA 2004)."""
-    scale = np.maximum(errors.std(0), np.finfo(errors.dtype).tiny)
+    spread = errors.std(0)
+    scale = np.where(spread > 0, spread, 1.0)
     correlations: Array = ledoit_wolf((errors - errors.mean(0)) / scale, assume_centered=True)[0]
-    return correlations * np.outer(scale, scale)
+    return correlations * np.outer(spread, spread)
 
 
 def released_by(

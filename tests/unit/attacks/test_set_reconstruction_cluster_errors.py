@@ -121,6 +121,29 @@ def test_whitened_residuals_are_mahalanobis_distances():
         assert white @ white == pytest.approx(off @ np.linalg.solve(covariance, off))
 
 
+@pytest.mark.parametrize("constant", [0.0, 1e-5, 300.0])
+def test_channels_that_are_never_active_are_left_out(constant: float):
+    rng = np.random.default_rng(2)
+    candidates, covariance = rng.normal(size=(12, 6)), np.eye(6)
+    candidates[:, 2], covariance[2] = constant, 0.0
+    release = candidates[:4].mean(0)
+
+    known = whitened_equations(torch.from_numpy(candidates), torch.from_numpy(release), covariance, images=4)
+
+    assert known.candidates.shape == (12, 5)
+    np.testing.assert_allclose(known.candidates[:4].mean(0), known.release)
+
+
+def test_errors_that_are_zero_have_no_covariance():
+    errors = np.random.default_rng(3).normal(size=(40, 5))
+    errors[:, 1] = 0
+
+    found = shrunk_covariance(errors)
+
+    assert np.isfinite(found).all()
+    assert (found[1] == 0).all()
+
+
 def test_a_shrunk_covariance_keeps_the_variances():
     errors = np.random.default_rng(1).normal(size=(50, 8)) * np.arange(1, 9)
 
