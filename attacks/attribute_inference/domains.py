@@ -22,6 +22,7 @@ from torch import Tensor
 from fdgsec.attacks.attribute_inference.control import planted_domains
 from fdgsec.attacks.statistics.defense_noise import ACCOUNTED, COPIES, defense_noise_of_mean, noisy_rows
 from fdgsec.federation.artifacts import Amplitudes, StyleStatistics
+from fdgsec.federation.released_statistics import PooledStyles
 from fdgsec.nn.styles.channel_statistics import linear_statistic
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child
@@ -149,7 +150,7 @@ def _classifier_input(case: Case, knowledge: Knowledge, *, pooled: bool) -> Tens
     """The classifier's input (R, D): the statistic that averages for pooled releases, (mean, std) for single images."""
     if not pooled:
         return torch.cat(case.released(), dim=1)
-    if case.views[0].styles(case.victim) is not None:
+    if isinstance(knowledge.released_statistic, PooledStyles) and case.views[0].styles(case.victim) is not None:
         return linear_statistic(*case.released())
     return knowledge.released_statistic.release(case.release(), images=case.records)
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from fdgsec.attacks.differencing.control import planted_additions
 from fdgsec.attacks.statistics.defense_noise import ACCOUNTED, DefenseNoise, defense_noise_of_mean
 from fdgsec.data.domains import DomainDataset
-from fdgsec.federation.released_statistics import StyleDistributions
+from fdgsec.federation.released_statistics import PooledStyles, StyleDistributions
 from fdgsec.nn.styles.channel_statistics import linear_statistic
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, derangement, stream
@@ -142,13 +142,13 @@ def _size(case: Case) -> int:
 
 def _means(case: Case, knowledge: Knowledge, *, run: int, images: int) -> Tensor:
     """The means of t that the victim released, (R, D): of its styles, if it released styles, else of its artifact."""
-    if case.views[run].styles(case.victim) is not None:
+    if isinstance(knowledge.released_statistic, PooledStyles) and case.views[run].styles(case.victim) is not None:
         return linear_statistic(*case.released(run))
     return knowledge.released_statistic.release(case.release(run), images=images)
 
 
 def _to_linear_statistic(statistic: Tensor, knowledge: Knowledge) -> Tensor:
-    """Convert a mean of t to that of (mu, sigma^2 + mu^2), sigma^2 biased and without eps: (D,) to (2C,).
+    """Convert a mean of StableFDG's t to that of (mu, sigma^2 + mu^2), sigma^2 biased and without eps: (D,) to (2C,).
 
     StableFDG's t contains mu^2 and sigma^2 in addition to mu and sigma. The number of pixels of a map is public."""
     if not isinstance(knowledge.released_statistic, StyleDistributions):

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fdgsec.attacks.style_inversion.inverter import style_features, style_from_linear
-from fdgsec.federation.artifacts import InterpolationStyle, StyleDistribution
-from fdgsec.federation.released_statistics import StyleDistributions
+from fdgsec.federation.artifacts import InterpolationStyle, StyleDistribution, StyleStatistics
+from fdgsec.federation.released_statistics import MeanStyles, StyleDistributions
 from fdgsec.nn.styles.channel_statistics import EPS, Moments, linear_statistic, unbiased_to_biased
 from fdgsec.runtime.errors import UsageError
 from fdgsec.threats.adversary import Knowledge
@@ -62,7 +62,7 @@ def populations(cases: Sequence[Case], knowledge: Knowledge) -> list[Rows]:
         read = {number: READERS[kind](cases[number], knowledge) for number in numbers}
         parts = {number: part for number, part in read.items() if part is not None}
         if parts:
-            averaged = isinstance(knowledge.released_statistic, StyleDistributions)
+            averaged = isinstance(knowledge.released_statistic, StyleDistributions | MeanStyles)
             sizes = tuple(len(part) for part in parts.values())
             features = torch.cat(list(parts.values()))
             result.append(
@@ -85,7 +85,7 @@ def _difference(case: Case, knowledge: Knowledge) -> Tensor:
             f"the difference of two releases needs the number of records of {case.victim}; it is not known."
         )
     n = case.records
-    before, after = (_center(case, run) for run in (0, 1))
+    before, after = (_center(case, run, knowledge) for run in (0, 1))
     if before is None or after is None:
         before, after = (linear_statistic(*case.released(run)) for run in (0, 1))
         return style_features(*style_from_linear((n + 1) * after - n * before))
@@ -94,7 +94,7 @@ def _difference(case: Case, knowledge: Knowledge) -> Tensor:
 
 def _pooled(case: Case, knowledge: Knowledge) -> Tensor | None:
     """A client's one style, (1, 2C)."""
-    center = _center(case, 0)
+    center = _center(case, 0, knowledge)
     if center is not None:
         return style_features(*_biased_style(case, center, knowledge))
     seen = case.views[0].styles(case.victim)
@@ -107,21 +107,25 @@ def _interpolation(case: Case) -> Tensor | None:
     return None if sent is None else style_features(sent.mean.double()[None], sent.std.double()[None])
 
 
-def _center(case: Case, run: int) -> Tensor | None:
-    """The center of the victim's distribution, its images' mean (mu, sigma), (1, 2C), where it sent one."""
+def _center(case: Case, run: int, knowledge: Knowledge) -> Tensor | None:
+    """The mean (mu, sigma) of the victim's images, (1, 2C), where it sent that: the center of a distribution, or a mean
+    of styles."""
     sent = case.views[run].artifact(case.victim)
-    return torch.cat([sent.mean, sent.std]).double()[None] if isinstance(sent, StyleDistribution) else None
+    if isinstance(sent, StyleStatistics) and not isinstance(knowledge.released_statistic, MeanStyles):
+        return None  # its std is that of all pixels
+    if isinstance(sent, StyleDistribution | StyleStatistics):
+        return torch.cat([sent.mean, sent.std]).double()[None]
+    return None
 
 
 def _biased_style(case: Case, statistic: Tensor, knowledge: Knowledge) -> tuple[Tensor, Tensor]:
     """Mean and std, (1, C) each, of a center: the std that divides by the number of pixels and includes our epsilon."""
     mean, std = statistic.chunk(2, dim=1)
     released_statistic = knowledge.released_statistic
-    eps, unbiased = (
-        (released_statistic.eps, released_statistic.unbiased)
-        if isinstance(released_statistic, StyleDistributions)
-        else (EPS, True)
-    )
+    eps, unbiased = EPS, True
+    if isinstance(released_statistic, StyleDistributions | MeanStyles):
+        eps = released_statistic.eps
+        unbiased = isinstance(released_statistic, StyleDistributions) and released_statistic.unbiased
     pixels = _pixels(case, mean.shape[1], knowledge)
     variance = (std.clamp_min(0).square() - eps).clamp_min(0) * ((pixels - 1) / pixels if unbiased else 1.0)
     return mean, (variance + EPS).sqrt()

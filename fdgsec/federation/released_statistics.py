@@ -105,7 +105,7 @@ class _WithoutSquares:
 class MeanStyles(_WithoutSquares):
     """The mean of image styles, t = (mu, sigma), 2C numbers: of FISC's styles where every image is a cluster (eq. 2).
 
-    `eps` is under the root of sigma(x)."""
+    `eps` is under the root of sigma(x), which divides by the number of pixels."""
 
     eps: float = EPS
 
@@ -114,23 +114,27 @@ class MeanStyles(_WithoutSquares):
         return torch.cat(found.style(unbiased=False, eps=self.eps), dim=1)
 
     def release(self, artifact: Artifact, *, images: int | None = None) -> Tensor:
-        """Compute t of one style, (1, 2C)."""
+        """Compute t of one style, (1, 2C), or of rows of single styles, (R, 2C)."""
         del images  # the mean of t does not depend on their number
-        if not isinstance(artifact, StyleStatistics):
-            raise UsageError(f"a mean of styles is read from StyleStatistics; got {artifact.kind}.")
-        return torch.cat([artifact.mean, artifact.std]).double().unsqueeze(0)
+        if isinstance(artifact, StyleStatistics):
+            return torch.cat([artifact.mean, artifact.std]).double().unsqueeze(0)
+        if isinstance(artifact, ImageStyles):
+            return torch.cat([artifact.mean, artifact.std], dim=1).double()
+        raise UsageError(f"a mean of styles is read from StyleStatistics or ImageStyles; got {artifact.kind}.")
 
     def artifact(self, statistics: Tensor, *, like: Artifact, images: int) -> Artifact:
-        """Make one style."""
-        del images  # the style does not depend on their number
-        if not isinstance(like, StyleStatistics):
-            raise UsageError(f"a mean of styles makes StyleStatistics; got {like.kind}.")
-        mean, std = statistics[0].chunk(2)
-        return StyleStatistics(mean=mean.to(like.mean), std=std.clamp_min(0).to(like.std))
+        """Make one style, or a row of styles for each row of t."""
+        del images  # a style does not depend on their number
+        mean, std = statistics.chunk(2, dim=-1)
+        if isinstance(like, StyleStatistics):
+            return StyleStatistics(mean=mean[0].to(like.mean), std=std[0].clamp_min(0).to(like.std))
+        if isinstance(like, ImageStyles):
+            return ImageStyles(mean=mean.to(like.mean), std=std.clamp_min(0).to(like.std))
+        raise UsageError(f"a mean of styles makes StyleStatistics or ImageStyles; got {like.kind}.")
 
     def truth(self, found: Moments) -> Tensor:
-        """Compute (mu, sigma^2 + mu^2), (n, 2C), in which all styles are compared."""
-        return found.linear()
+        """Compute t itself, (n, 2C)."""
+        return self.records(found)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,9 +26,9 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory):
         yield
 
 
-def report_of(target: str, out: Path, attacks: Sequence[str], *, rounds: int = 0) -> dict:
+def report_of(target: str, out: Path, attacks: Sequence[str], *, rounds: int = 0, settings: Sequence[str] = ()) -> dict:
     fdgsec.attack(
-        target, attacks=attacks, rounds=rounds, per_domain=84, image_size=32, assignments=FEW, out=out
+        target, attacks=attacks, rounds=rounds, per_domain=84, image_size=32, assignments=[*FEW, *settings], out=out
     )  # fmt: skip
     return json.loads((out / "report.json").read_text())
 
@@ -97,6 +97,28 @@ def test_fiscs_styles_are_no_means_over_images_and_are_not_parted_as_such(tmp_pa
     assert all("those of this target are not" in told[name][1] for name in parting)
     (membership,) = [attack for attack in report["attacks"] if attack["name"] == "membership"]
     assert {row["slice"].get("cluster_size") for row in membership["measurements"]} > {None, "2-3"}
+
+
+def test_fiscs_styles_without_clusters_are_means_that_every_attack_on_styles_reads(tmp_path: Path):
+    reading = {"differencing", "linkage", "domain-inference", "membership", "set-reconstruction", "style-inversion"}
+    settings = [
+        "method.local_clustering=false",
+        "attacks.set-reconstruction.sizes=[20]",
+        "attacks.style-inversion.size=16",
+    ]
+
+    report = report_of("fisc", tmp_path / "run", sorted(reading), settings=settings)
+
+    told = {attack["name"]: attack for attack in report["attacks"]}
+    assert {name: attack["status"] for name, attack in told.items()} == dict.fromkeys(reading, "done")
+    assert all(control["passed"] for attack in told.values() for control in attack["controls"]["positive"])
+    rows = {name: attack["measurements"] for name, attack in told.items()}
+    named = [row["value"] for row in rows["differencing"] if row["name"] == "top1"]
+    lists = [
+        row["value"] for row in rows["set-reconstruction"]
+        if row["name"] == "exact_list" and row["slice"].get("held") == "100%"
+    ]  # fmt: skip
+    assert set(named) == set(lists) == {1.0}
 
 
 @pytest.mark.parametrize("target", ["feddag", "fpl", "fediir", "fedadg", "fedavg"])

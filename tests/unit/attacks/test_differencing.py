@@ -6,7 +6,7 @@ import torch
 from fdgsec.attacks.differencing.attack import Differencing
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import Artifact, ImageStyles, StyleDistribution, StyleStatistics
-from fdgsec.federation.released_statistics import PooledStyles, ReleasedStatistic, StyleDistributions
+from fdgsec.federation.released_statistics import MeanStyles, PooledStyles, ReleasedStatistic, StyleDistributions
 from fdgsec.nn.styles.channel_statistics import Moments, linear_statistic
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
@@ -41,7 +41,7 @@ def test_twenty_records_are_asked_for_when_quick_and_fifty_otherwise():
     assert Differencing(records=3).plan(FACTS)[0].count == 3
 
 
-READINGS = [PooledStyles(), StyleDistributions(), StyleDistributions(released=True)]
+READINGS = [PooledStyles(), MeanStyles(), StyleDistributions(), StyleDistributions(released=True)]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 from fdgsec.attacks.linkage.attack import Linkage
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import ImageStyles, StyleDistribution, StyleStatistics
-from fdgsec.federation.released_statistics import PooledStyles, ReleasedStatistic, StyleDistributions
+from fdgsec.federation.released_statistics import MeanStyles, PooledStyles, ReleasedStatistic, StyleDistributions
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.nn.styles.channel_statistics import Moments, linear_statistic
 from fdgsec.runtime.errors import UsageError
@@ -69,7 +69,8 @@ def test_a_client_that_is_not_told_whose_distributions_it_receives_is_told_so():
 
 
 @pytest.mark.parametrize(
-    ("seed", "released_statistic"), [*((seed, PooledStyles()) for seed in range(4)), (0, StyleDistributions())]
+    ("seed", "released_statistic"),
+    [*((seed, PooledStyles()) for seed in range(4)), (0, StyleDistributions()), (0, MeanStyles())],
 )
 def test_clients_with_a_style_of_their_own_are_linked(seed: int, released_statistic: ReleasedStatistic):
     planted_control = ATTACK.positive_control(

@@ -3,13 +3,14 @@
 import pytest
 import torch
 
+from fdgsec.attacks.statistics.domain_populations import pooled_release
 from fdgsec.data.domains import DomainDataset
 from fdgsec.data.shapes import shapes
 from fdgsec.experiments.setup.run_federation import observe
 from fdgsec.federation.artifacts import ImageStyles, ModelState, StyleDistribution, StyleStatistics
 from fdgsec.federation.early_layer_encoder import ModelEncoder
 from fdgsec.federation.method import Blueprint, Client, GlobalModel
-from fdgsec.federation.released_statistics import PooledStyles, StyleDistributions
+from fdgsec.federation.released_statistics import MeanStyles, PooledStyles, StyleDistributions
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fisc import FISC, Sigma
 from fdgsec.methods.stablefdg import StableFDG
@@ -55,6 +56,24 @@ def test_a_style_of_fisc_without_clusters_is_a_mean_over_its_images(data: Domain
         torch.testing.assert_close(found[0], expected, rtol=1e-5, atol=1e-4)
         again = declared.artifact(found, like=artifact, images=len(client.data))
         torch.testing.assert_close(declared.release(again), found)
+
+
+def test_rows_of_single_styles_are_means_of_one_image(data: DomainDataset):
+    found = statistics("mini", data.of_domain(0))
+    statistic, few = MeanStyles(), found.rows(torch.arange(3))
+    t = statistic.records(few)
+    rows = ImageStyles(mean=few.mean.float(), std=t[:, few.channels :].float())
+
+    torch.testing.assert_close(statistic.release(rows), t, rtol=1e-5, atol=1e-5)
+    again = statistic.artifact(t, like=rows, images=1)
+    assert isinstance(again, ImageStyles)
+    torch.testing.assert_close(again.std, rows.std)
+    torch.testing.assert_close(statistic.truth(few), t)
+    pooled = pooled_release(found, statistic)
+    torch.testing.assert_close(statistic.release(pooled)[0], statistic.records(found).mean(0), rtol=1e-5, atol=1e-5)
+    for reading in (statistic.release, lambda one: statistic.artifact(t, like=one, images=1)):
+        with pytest.raises(UsageError, match="a mean of styles"):
+            reading(first_model(StableFDG()).state)
 
 
 @pytest.mark.parametrize("unbiased", [True, False])
