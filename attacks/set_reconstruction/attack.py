@@ -22,6 +22,7 @@ from fdgsec.attacks.set_reconstruction.class_means import PrototypeReader, reade
 from fdgsec.attacks.set_reconstruction.clustered_means import ClusterReader, cluster_reader
 from fdgsec.attacks.set_reconstruction.control import planted_lists
 from fdgsec.attacks.set_reconstruction.given_candidates import GivenReader, given_reader, questions_of_vectors
+from fdgsec.attacks.set_reconstruction.head_gradients import GradientReader, reader_of_gradients
 from fdgsec.attacks.set_reconstruction.list_equations import MemberPosterior, best_prior
 from fdgsec.attacks.set_reconstruction.release_equations import ReleaseReader, reader_of
 from fdgsec.attacks.set_reconstruction.signed_changes import solved_change
@@ -38,6 +39,8 @@ from fdgsec.threats.positive_control_data import upload
 
 WHOLE = 1_000_000
 """More candidates than any domain has."""
+READ_APART = ("model_rounds", "added_images", "prototypes", "head_gradients")
+"""Questions whose releases are read in a way of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +60,9 @@ class SetReconstruction:
     been sent so."""
 
     name: ClassVar[str] = "set-reconstruction"
-    reads: ClassVar[frozenset[str]] = frozenset({"StyleStatistics", "StyleDistribution", "Amplitudes", "Prototypes"})
+    reads: ClassVar[frozenset[str]] = frozenset(
+        {"StyleStatistics", "StyleDistribution", "Amplitudes", "Prototypes", "HeadGradient"}
+    )
     needs: ClassVar[frozenset[str]] = frozenset({"encoder", "auxiliary", "client sizes", "victim domains"})
     accounts_for: ClassVar[frozenset[str]] = ACCOUNTED | {"secure-aggregation", "k-anonymous"}  # means stay means
     sizes: tuple[int, ...] = (40, 130, 500)
@@ -92,10 +97,15 @@ class SetReconstruction:
     def plan(self, facts: TargetFacts) -> Sequence[Question]:
         """Ask for re-drawn clients with every gallery, and for sums of them where the method works with sums.
 
-        Of class means, and of means with unknown weights, only single clients whose members are all in the gallery are
-        asked about. Raises UsageError where styles are no means over images."""
+        Of class means, head gradients and means with unknown weights, only single clients whose members are all in the
+        gallery are asked about. Raises UsageError where styles are no means over images, and where head gradients reach
+        the adversary without their senders' names."""
         if "Prototypes" in facts.artifact_kinds:
             return [replace(question, kind="prototypes") for question in self._single() if question.held == 1.0]
+        if "HeadGradient" in facts.artifact_kinds:
+            if not facts.named or "own data" in facts.knows:  # a client
+                raise UsageError("reads head gradients under their senders' names, which this adversary does not see")
+            return [replace(question, kind="head_gradients") for question in self._single() if question.held == 1.0]
         if facts.weighted:
             return [question for question in self._single() if question.held == 1.0]
         facts.check_pooled()
@@ -176,7 +186,7 @@ class SetReconstruction:
             reader = _reader_of([cases[number] for number in mine], knowledge, child(rng, "noise"))
             shown = {number: seen(reader, number) for number in mine}
             answers += _answers(cases, shown, reader, rng)
-            for rounding in () if isinstance(reader, PrototypeReader) else self.roundings:
+            for rounding in () if isinstance(reader, PrototypeReader | GradientReader) else self.roundings:
                 coarse = {number: _rounded(case, rounding) for number, case in shown.items()}
                 found = _answers(cases, coarse, reader, rng)
                 answers += [replace(answer, slice={"rounding": rounding}) for answer in found]
@@ -188,7 +198,7 @@ class SetReconstruction:
         return planted_lists(knowledge, rng)
 
 
-Reader = ReleaseReader | GivenReader | PrototypeReader | ClusterReader
+Reader = ReleaseReader | GivenReader | PrototypeReader | GradientReader | ClusterReader
 Seen = Callable[[Reader, int], Case]
 """Gives what is seen of a case, by its number: its own release, or another one that its reader makes."""
 
@@ -212,9 +222,9 @@ def _read_alike(cases: Sequence[Case]) -> Iterator[list[int]]:
     """The numbers of the cases of each domain, or of given vectors, whose releases are read in the same way."""
     found: dict[tuple[object, ...], list[int]] = {}
     for number, case in enumerate(cases):
-        kind = case.question if case.question in ("model_rounds", "added_images", "prototypes") else ""
+        kind = case.question if case.question in READ_APART else ""
         domain = None if case.question == "given" else domain_of(case)
-        size = size_of(case) if kind == "prototypes" else 0
+        size = size_of(case) if kind in ("prototypes", "head_gradients") else 0
         found.setdefault((domain, kind, len(case.views), size), []).append(number)
     yield from found.values()
 
@@ -222,6 +232,8 @@ def _read_alike(cases: Sequence[Case]) -> Iterator[list[int]]:
 def _reader_of(cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Reader:
     if cases[0].question == "prototypes":
         return reader_of_prototypes(cases, knowledge, rng)
+    if cases[0].question == "head_gradients":
+        return reader_of_gradients(cases, knowledge, rng)
     if knowledge.weighted_statistic is not None:
         return cluster_reader(cases, knowledge, rng)
     given = cases[0].question == "given"
@@ -250,7 +262,7 @@ def _rounded(case: Case, rounding: str) -> Case:
 
 def _solver(reader: Reader, case: Case, seen: Case, rng: torch.Generator) -> Callable[[Case, Case], MemberPosterior]:
     """Solves cases like this one, each given with what is seen of it, under the prior that is best for their kind."""
-    if isinstance(reader, ClusterReader):
+    if isinstance(reader, ClusterReader | GradientReader):
         return reader.solved
     if case.dropped:
         change = partial(solved_change, added=case.added, dropped=case.dropped, asks=case.asks)

@@ -20,8 +20,8 @@ from fdgsec.threats.answers import Answer, Harm
 
 QuestionKind = Literal[
     "released", "as_if_released", "add_one_record", "resampled_clients", "added_images", "sums",
-    "model_rounds", "prototypes", "halves", "sessions", "rounds", "mixtures", "cohorts", "trained", "single_step",
-    "hostile", "breakdown", "guarded_runs", "guarded_exchanges", "given",
+    "model_rounds", "prototypes", "head_gradients", "halves", "sessions", "rounds", "mixtures", "cohorts", "trained",
+    "single_step", "hostile", "breakdown", "guarded_runs", "guarded_exchanges", "given",
 ]  # fmt: skip
 
 
@@ -44,6 +44,9 @@ class Question:
     rounds, one view for each, in which the run's model of that round comes first: what they share is computed by it.
     prototypes: per domain `count` resampled clients, as resampled_clients, that train for one round from the run's
     initial model, seen with the models; candidates come with their classes, which their pictures show.
+    head_gradients: per domain `count` resampled clients, as resampled_clients, seen with the run's initial model, in
+    which they compute what they share; candidates come with their classes. Scheme "pictures": the judge has their
+    pictures.
     halves: `count` clients whose data are split into two disjoint halves, each released once.
     sessions: the same, but all of a client's data are released both times: a second exchange of the same members.
     rounds: per domain `count` clients of `records` images, each seen in `rounds` exchanges under its name.
@@ -91,9 +94,9 @@ class Case:
     many images. `added` of the images behind the last view are not behind the first, and `dropped` of those behind the
     first not behind the last; `asks` says which of both are looked for. `slice` is the population of
     the case, as {"domain": "photo", "n_per_client": 40}: controls, judge and report sort cases by it, and no answer may
-    depend on it. Candidates have pixels, but no domains or informative names, and labels in "prototypes" alone, where
-    pictures show their classes; their order is random. `groups` (candidates,) is the number of the candidate
-    client that each belongs to, where clients are asked about."""
+    depend on it. Candidates have pixels, but no domains or informative names, and labels in "prototypes" and
+    "head_gradients" alone, where pictures show their classes; their order is random. `groups` (candidates,) is the
+    number of the candidate client that each belongs to, where clients are asked about."""
 
     question: QuestionKind
     views: tuple[View, ...]

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from fdgsec.experiments.simulated_runs.guarded_cases import guarded
+from fdgsec.experiments.simulated_runs.head_gradient_cases import head_gradients
 from fdgsec.experiments.simulated_runs.malicious_client_cases import breakdown, hostile
 from fdgsec.experiments.simulated_runs.model_round_cases import model_rounds
 from fdgsec.experiments.simulated_runs.prototype_cases import prototypes
@@ -31,6 +32,7 @@ KINDS: Mapping[QuestionKind, Callable[[Simulator, Question], Cases]] = {
     "sums": sums,
     "model_rounds": model_rounds,
     "prototypes": prototypes,
+    "head_gradients": head_gradients,
     "halves": halves,
     "sessions": halves,
     "rounds": rounds,

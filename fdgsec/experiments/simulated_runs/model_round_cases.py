@@ -43,7 +43,7 @@ def model_rounds(simulator: Simulator, question: Question) -> Cases:
             victim = f"client:{number + 1}"
             case = Case(
                 question="model_rounds", victim=victim, records=question.records, domain=where,
-                views=tuple(_with_model(v, m, n, victim) for n, (v, m) in enumerate(zip(views, models, strict=True))),
+                views=tuple(with_model(v, m, n, victim) for n, (v, m) in enumerate(zip(views, models, strict=True))),
                 slice={"domain": where, "n_per_client": question.records, "rounds": question.rounds, **slices},
                 candidates=blinded(pool.subset(candidates)),
             )  # fmt: skip
@@ -51,7 +51,7 @@ def model_rounds(simulator: Simulator, question: Question) -> Cases:
     return result
 
 
-def _with_model(view: View, model: GlobalModel, number: int, victim: str) -> View:
+def with_model(view: View, model: GlobalModel, number: int, victim: str) -> View:
     """The view of a round in which the server sent `model` first."""
     sent = Message(round=number, stage="model", sender=SERVER, receiver=victim, artifact=model.state)
     return View(messages=(sent, *view.messages))
