@@ -8,7 +8,8 @@ February 2022.
 
 Two questions. For the run as it was (`released`): whether the public training plan leaves anything to invert. Usually
 it does not, because a client takes many steps, and a row then says so. For clients that take one step (`single_step`):
-what one batch of 1 to 8 images reveals under this architecture and learning rate.
+what one batch of 1 to 8 images reveals under this architecture and learning rate. Where clients send the gradient of
+the classifier's head (FedIIR), its features are read and inverted (fdgsec.attacks.gradient_inversion.head_features).
 
 Batch norm's running statistics come with the update and reveal those of the batch
 (fdgsec.attacks.gradient_inversion.batch_norm_leakage). The weight of total variation is tuned on public images: the
@@ -31,6 +32,7 @@ from fdgsec.attacks.gradient_inversion.gradient_matching import (
     batch_gradient,
     match_gradient,
 )
+from fdgsec.attacks.gradient_inversion.head_features import is_head, match_features
 from fdgsec.attacks.gradient_inversion.single_step_updates import ObservedStep, observed_step
 from fdgsec.attacks.statistics.defense_noise import ACCOUNTED
 from fdgsec.data.domains import DomainDataset, downsample, shares_of
@@ -68,7 +70,7 @@ class GradientInversion:
     the weight of total variation; None tunes it. The best of `restarts` random starts is kept for each gradient."""
 
     name: ClassVar[str] = "gradient-inversion"
-    reads: ClassVar[frozenset[str]] = frozenset({"ModelState"})
+    reads: ClassVar[frozenset[str]] = frozenset({"ModelState", "HeadGradient"})
     needs: ClassVar[frozenset[str]] = frozenset({"transform"})
     accounts_for: ClassVar[frozenset[str]] = ACCOUNTED - {"shuffle", "dp-sgd", "dp-fedavg"}
     keeps: ClassVar[Literal["models=last", "models=all"]] = "models=last"
@@ -97,7 +99,7 @@ class GradientInversion:
             )
 
     def plan(self, facts: TargetFacts) -> Sequence[Question]:
-        """Ask about the run as it was, and about clients that take one step.
+        """Ask about the run as it was, about clients that take one step, and about those that send a head's gradient.
 
         Raises UsageError for a client adversary, and where no images are known, because the controls need them."""
         if "own data" in facts.knows:
@@ -109,7 +111,11 @@ class GradientInversion:
             Question(kind="single_step", count=count, records=size, gallery=GALLERY, scheme=self.model)
             for size in sizes
         ]
-        return [Question(kind="released"), *steps]
+        sent = [
+            Question(kind="head_gradients", count=count, records=size, gallery=GALLERY, scheme="pictures")
+            for size in sizes if "HeadGradient" in facts.artifact_kinds and facts.named
+        ]  # fmt: skip
+        return [Question(kind="released"), *steps, *sent]
 
     def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Recover labels and images where an update is the gradient of a small batch, with controls B0 to B3."""
@@ -164,13 +170,12 @@ class GradientInversion:
         for case in cases:
             found = observed_step(case, knowledge)
             if isinstance(found, str):
-                reasons.setdefault(tuple(case.slice.items()), []).append(found)
+                loss = "features" if case.question == "head_gradients" else "gradient"
+                reasons.setdefault((*case.slice.items(), ("loss", loss)), []).append(found)
         return [
             row
             for where, told in reasons.items()
-            for row in unavailable(
-                ["psnr", "mae"], {**dict(where), "loss": "gradient"}, " | ".join(sorted(set(told))), n=len(told)
-            )
+            for row in unavailable(["psnr", "mae"], dict(where), " | ".join(sorted(set(told))), n=len(told))
         ]
 
     def _fit_images(self, step: ObservedStep, size: tuple[int, int], variation: float, rng: torch.Generator) -> Match:
@@ -178,6 +183,8 @@ class GradientInversion:
             steps=self.steps or self.PROFILES[self.profile].steps, restarts=self.restarts,
             total_variation=variation, statistics=step.statistics,
         )  # fmt: skip
+        if is_head(step.gradient):
+            return match_features(step.model, step.gradient, step.labels, size=size, matching=matching, rng=rng)
         return match_gradient(
             step.model, step.gradient, step.labels, size=size, matching=matching, rng=rng, norms=step.norms
         )
@@ -217,9 +224,10 @@ class GradientInversion:
         """What is recovered of `images` from the gradient that they would have given in the victim's place."""
         device = next(step.model.parameters()).device
         pixels = downsample(images, images.image_size).to(device)
+        whole = batch_gradient(step.model, pixels, images.labels.to(device), statistics=step.statistics)
         posed = replace(
             step, labels=images.labels, norms=image_statistics(step.model, pixels) if step.norms else {},
-            gradient=batch_gradient(step.model, pixels, images.labels.to(device), statistics=step.statistics),
+            gradient={name: whole[name] for name in step.gradient},
         )  # fmt: skip
         return self._fit_images(posed, images.image_size, variation, child(rng, "recovered")).images.cpu()
 
@@ -242,7 +250,8 @@ def _same_population(number: int, matches: Mapping[int, Match], cases: Sequence[
 
 
 def _slice(step: ObservedStep) -> dict[str, str | int]:
-    return {"prior": "smooth", "loss": "gradient", "rows": f"batch-{len(step.labels)}"}
+    loss = "features" if is_head(step.gradient) else "gradient"
+    return {"prior": "smooth", "loss": loss, "rows": f"batch-{len(step.labels)}"}
 
 
 def _public(knowledge: Knowledge, domain: str | None) -> DomainDataset:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fdgsec.data.domains import DomainDataset, as_float, shares_of
-from fdgsec.federation.artifacts import ModelState
+from fdgsec.federation.artifacts import HeadGradient, ModelState
 from fdgsec.federation.wire import SERVER, Message
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.training_plan import TrainingPlan
@@ -17,15 +17,19 @@ from fdgsec.threats.attack import Case, PositiveControl, Truth
 
 SIDE, GRID, CLASSES, PUBLIC, RATE = 16, 4, 4, 24, 0.1
 BATCHES = (1, 1, 2, 2)
+HEADS = 2
 CHANNELS, STRIDE = 12, 2
 GAIN = 3.0
 """Minimum gain in decibels over every control."""
 
 
 def planted_gradients(
-    knowledge: Knowledge, rng: torch.Generator, *, batches: Sequence[int] = BATCHES
+    knowledge: Knowledge, rng: torch.Generator, *, batches: Sequence[int] = BATCHES, heads: int = HEADS
 ) -> PositiveControl:
-    """Clients of `batches` smooth images with random labels each, and the server's view of their only step."""
+    """Clients of `batches` smooth images with random labels each, and the server's view of their only step.
+
+    `heads` more have one image, of which the server sees the gradient of the head alone."""
+    batches = [*batches, *[1] * heads]
     count = sum(batches)
     images = _smooth_images(PUBLIC + count, rng)
     state = _random_parameters(rng)
@@ -33,15 +37,13 @@ def planted_gradients(
     cases, truths = [], []
     for number, rows in enumerate(torch.arange(PUBLIC, PUBLIC + count).split(list(batches)), 1):
         data, name = images.subset(rows), f"client:{number}"
-        view = View(
-            messages=(
-                _message("model", SERVER, name, state), _message("update", name, SERVER, _sgd_step(state, data, RATE))
-            )
-        )  # fmt: skip
+        head = number > len(batches) - heads
+        answer = _head_sent(name, state, data) if head else _stepped(name, state, data)
         cases.append(
             Case(
-                question="single_step", views=(view,), victim=name, records=len(data), domain="planted",
-                slice={"n_per_client": len(data), "model": "first"},
+                question="head_gradients" if head else "single_step", victim=name, records=len(data), domain="planted",
+                views=(View(messages=(_message("model", SERVER, name, state), answer)),),
+                slice={"n_per_client": len(data), **({"sent": "head gradient"} if head else {"model": "first"})},
             )
         )  # fmt: skip
         truths.append(
@@ -86,6 +88,19 @@ def _smooth_images(count: int, rng: torch.Generator) -> DomainDataset:
         ids=tuple(f"planted/{number}" for number in range(count)),
         class_names=tuple(f"class {number}" for number in range(CLASSES)), domain_names=("planted",),
     )  # fmt: skip
+
+
+def _head_sent(name: str, state: Mapping[str, Tensor], data: DomainDataset) -> Message:
+    """The gradient of the head that a client sends before it trains."""
+    network = planted_network(state)
+    loss = functional.cross_entropy(network(as_float(data.pixels())), data.labels)
+    weight, bias = torch.autograd.grad(loss, [network.head.weight, network.head.bias])
+    sent = HeadGradient(weight=weight, bias=bias)
+    return Message(round=0, stage="share", sender=name, receiver=SERVER, artifact=sent)
+
+
+def _stepped(name: str, state: Mapping[str, Tensor], data: DomainDataset) -> Message:
+    return _message("update", name, SERVER, _sgd_step(state, data, RATE))
 
 
 def _sgd_step(state: Mapping[str, Tensor], data: DomainDataset, rate: float) -> dict[str, Tensor]:

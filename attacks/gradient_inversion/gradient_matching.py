@@ -175,14 +175,19 @@ def match_gradient(
     goal = [gradient[name].to(parameters[name]) for name in parameters]
     fits = []
     for _ in range(matching.restarts):
-        noise = torch.randn(len(labels), 3, *size, generator=rng)
-        mean, spread = torch.tensor(IMAGENET_MEAN).reshape(3, 1, 1), torch.tensor(IMAGENET_STD).reshape(3, 1, 1)
-        start = (mean + spread * noise).clamp(0, 1).to(device)
+        start = noise_images(len(labels), size, rng).to(device)
         fits.append(_fit(network, list(parameters.values()), goal, start, labels.to(device), matching, norms or {}))
     best = min(fits, key=lambda fit: fit[2])
     return Match(
         images=best[0], labels=labels, start=best[1], distance=best[2], distances=tuple(fit[2] for fit in fits)
     )
+
+
+def noise_images(count: int, size: tuple[int, int], rng: torch.Generator) -> Tensor:
+    """Noise of ImageNet's mean and spread, (count, 3, H, W) in [0, 1]."""
+    noise = torch.randn(count, 3, *size, generator=rng)
+    mean, spread = torch.tensor(IMAGENET_MEAN).reshape(3, 1, 1), torch.tensor(IMAGENET_STD).reshape(3, 1, 1)
+    return (mean + spread * noise).clamp(0, 1)
 
 
 def total_variation(images: Tensor) -> Tensor:
@@ -235,7 +240,7 @@ def _fit(
     first = 0.0
     with batch_norm_distance(network, norms) as gap:
         for step in range(matching.steps):
-            distance = _distance(_gradient(network, parameters, images, labels, differentiable=True), goal)
+            distance = gradient_distance(_gradient(network, parameters, images, labels, differentiable=True), goal)
             first = float(distance.detach()) if step == 0 else first
             loss = distance + matching.total_variation * total_variation(images) + matching.norms * gap()
             images.grad = torch.autograd.grad(loss, images)[0].sign()
@@ -244,10 +249,14 @@ def _fit(
             with torch.no_grad():
                 images.clamp_(0, 1)
     found = images.detach()
-    return found, first, float(_distance(_gradient(network, parameters, found, labels, differentiable=False), goal))
+    return (
+        found,
+        first,
+        float(gradient_distance(_gradient(network, parameters, found, labels, differentiable=False), goal)),
+    )
 
 
-def _distance(made: Sequence[Tensor], goal: Sequence[Tensor]) -> Tensor:
+def gradient_distance(made: Sequence[Tensor], goal: Sequence[Tensor]) -> Tensor:
     """1 - cosine of two gradients as flat vectors."""
     product = torch.stack([(one * other).sum() for one, other in zip(made, goal, strict=True)]).sum()
     lengths = [torch.stack([part.square().sum() for part in parts]).sum().sqrt() for parts in (made, goal)]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fdgsec.attacks.gradient_inversion.batch_norm_leakage import Statistic, batch_statistics
 from fdgsec.attacks.gradient_inversion.gradient_matching import Statistics, feasible, recover_labels, step_gradient
-from fdgsec.federation.artifacts import ModelState
+from fdgsec.federation.artifacts import HeadGradient, ModelState
 from fdgsec.federation.wire import SERVER
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.training_plan import TrainingPlan
@@ -59,6 +59,8 @@ class ObservedStep:
 
 def observed_step(case: Case, knowledge: Knowledge) -> ObservedStep | str:
     """Invert the victim's last update in the case's view, or return the reason why it is not a batch's gradient."""
+    if case.question == "head_gradients":
+        return _observed_head(case, knowledge)
     update = Update.of(case.views[0], case.victim)
     if update is None:
         return f"no update of {case.victim} was seen beside the model that it was given"
@@ -80,6 +82,20 @@ def observed_step(case: Case, knowledge: Knowledge) -> ObservedStep | str:
     norms = {} if plan.freeze_norm else batch_statistics(model, update.returned.state)
     statistics: Statistics = "running" if plan.freeze_norm else "batch"
     return ObservedStep(model=model, gradient=gradient, labels=labels, statistics=statistics, norms=norms)
+
+
+def _observed_head(case: Case, knowledge: Knowledge) -> ObservedStep | str:
+    """The gradient of the head that the victim sent, or the reason why it cannot be read."""
+    sent, given = case.views[0].sent(case.victim, HeadGradient), case.views[0].given(case.victim)
+    if sent is None or given is None or knowledge.network is None or case.records is None:
+        return f"no head gradient of {case.victim} was seen beside the model that it was given"
+    model = knowledge.network(given.state)
+    gradient = {"head.weight": sent.weight, "head.bias": sent.bias}
+    try:
+        labels = recover_labels(model, gradient, batch=case.records)
+    except UsageError as error:
+        return str(error)
+    return ObservedStep(model=model, gradient=gradient, labels=labels, statistics="running", norms={})
 
 
 def obstacle(plan: TrainingPlan, records: int, *, keeps_moments: bool) -> str:

@@ -27,7 +27,6 @@ from fdgsec.attacks.statistics.pooled_questions import domain_of, size_of
 from fdgsec.attacks.statistics.tracing import Whitening, fit_whitening
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.federation.artifacts import ModelState, Prototypes
-from fdgsec.federation.wire import SERVER
 from fdgsec.nn.training.batches import augment
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
@@ -170,8 +169,7 @@ def updated_by(view: View, sender: str) -> ModelState:
 
 def received_by(view: View, receiver: str) -> ModelState:
     """The model that the server sent to `receiver` last. Raises UsageError where none was kept."""
-    mine = [message for message in view.messages if message.receiver == receiver and message.sender == SERVER]
-    found = [message.artifact for message in mine if isinstance(message.artifact, ModelState)]
-    if not found:
+    found = view.given(receiver)
+    if found is None:
         raise UsageError(f"the adversary saw no model that was sent to {receiver}.")
-    return found[-1]
+    return found

@@ -25,7 +25,6 @@ from fdgsec.attacks.statistics.domain_populations import images_of
 from fdgsec.attacks.statistics.pooled_questions import domain_of, size_of
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.federation.artifacts import HeadGradient, ModelState
-from fdgsec.federation.wire import SERVER
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child
@@ -163,7 +162,7 @@ def gradient_of(view: View, sender: str) -> Tensor:
 
 def model_given(case: Case) -> ModelState:
     """The model that the server sent to the case's victim. Raises UsageError where none was seen."""
-    for message in case.views[0].messages:
-        if message.sender == SERVER and message.receiver == case.victim and isinstance(message.artifact, ModelState):
-            return message.artifact
-    raise UsageError(f"the adversary saw no model that was sent to {case.victim}.")
+    found = case.views[0].given(case.victim)
+    if found is None:
+        raise UsageError(f"the adversary saw no model that was sent to {case.victim}.")
+    return found

@@ -115,6 +115,11 @@ class View:
         mine = (m.artifact for m in self._latest_first() if m.sender == victim)
         return next((artifact for artifact in mine if type(artifact) is kind), None)
 
+    def given(self, receiver: str) -> ModelState | None:
+        """Find the model that the server sent to `receiver` last."""
+        mine = (m.artifact for m in self._latest_first() if m.receiver == receiver and m.sender == SERVER)
+        return next((artifact for artifact in mine if type(artifact) is ModelState), None)
+
     def latest(self, kind: type[A]) -> A | None:
         """Find the artifact of `kind` that was seen last, whoever sent it."""
         return next((m.artifact for m in self._latest_first() if isinstance(m.artifact, kind)), None)

@@ -32,15 +32,15 @@ def head_gradients(simulator: Simulator, question: Question) -> Cases:
         for number, (data, order) in enumerate(zip(drawn, orders, strict=True)):
             rng = simulator.rng("head gradients gallery", domain, question.records, number)
             candidates, inside, slices = candidates_of(order, question, rng)
-            victim = f"client:{number + 1}"
+            pictures, victim = question.scheme == PICTURES, f"client:{number + 1}"
+            slices = {"sent": "head gradient"} if pictures else {"domain": where, **slices}
             case = Case(
                 question="head_gradients", views=(with_model(view, simulator.model, 0, victim),), victim=victim,
                 records=question.records, domain=where,
-                slice={"domain": where, "n_per_client": question.records, **slices},
+                slice={"n_per_client": question.records, **slices},
                 candidates=blinded(pool.subset(candidates), labeled=True),
             )  # fmt: skip
-            pictures = _pictures(data, order, candidates) if question.scheme == PICTURES else Truth(members=inside)
-            result.append((case, pictures))
+            result.append((case, _pictures(data, order, candidates) if pictures else Truth(members=inside)))
     return result
 
 

@@ -31,13 +31,13 @@ BLANK = Knowledge(
 )
 ATTACK = GradientInversion(steps=60, variation=0.05)
 FACTS = TargetFacts(
-    artifact_kinds=ATTACK.reads, clients=3, images_per_client=700, classes=7, profile="quick",
+    artifact_kinds=frozenset({"ModelState"}), clients=3, images_per_client=700, classes=7, profile="quick",
     knows=frozenset(ADVERSARIES["server"].knows),
 )  # fmt: skip
 
 
 def planted(seed: int = 0, *batches: int) -> PositiveControl:
-    return planted_gradients(BLANK, stream(seed, "attack"), batches=batches or (1, 1, 2, 2))
+    return planted_gradients(BLANK, stream(seed, "attack"), batches=batches or (1, 1, 2, 2), heads=0)
 
 
 def pictures(answers: list[Answer]) -> dict[int, Tensor]:

@@ -1,0 +1,120 @@
+"""Pictures from the gradient of a classifier's head: the features of each class, and images that have them.
+
+A linear head's gradient over a batch of B is sum_i (p_i - onehot(y_i)) (f_i, 1)^T / B, with features f and predictions
+p. Maui (Dabholkar et al., arXiv:2509.11451) first reads features from such gradients and then inverts these. It reads
+heads of several layers; from one linear layer of K classes no more than K features can be read, one of each class that
+occurs. One record's are exact; of several records of a class they are a mean, and nothing separates them
+(`set-reconstruction` finds whose they are).
+
+Features are inverted as Mahendran and Vedaldi do (CVPR 2015, arXiv:1412.0035): |f(x) - f|^2 / |f|^2 and total
+variation over pixels."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fdgsec.attacks.gradient_inversion.gradient_matching import (
+    Match,
+    Matching,
+    batch_gradient,
+    gradient_distance,
+    noise_images,
+    total_variation,
+)
+from fdgsec.nn.networks.classifiers import Classifier
+
+HEAD = frozenset({"head.weight", "head.bias"})
+"""The parameters of a classifier's head."""
+REFINEMENTS = 8
+
+
+def is_head(gradient: Mapping[str, Tensor]) -> bool:
+    """Whether a gradient is that of the head alone."""
+    return gradient.keys() == HEAD
+
+
+def class_features(model: Classifier, gradient: Mapping[str, Tensor], labels: Tensor) -> Tensor:
+    """The features (B, d) float64 of a batch with these labels (B,), for images of one class their mean, in effect.
+
+    With n_c images of class c, of features f_c and prediction p(f_c), the gradient is sum_c (n_c / B) (p(f_c) -
+    onehot(c)) (f_c, 1)^T. Least squares gives all f_c for given p, and p follows from f: repeated from the mean
+    prediction. Exact where images of one class have the same prediction; a single image's needs no p at all."""
+    slopes, pulls = (gradient[name].detach().to("cpu", torch.float64) for name in ("head.weight", "head.bias"))
+    head = torch.nn.Linear(slopes.shape[1], slopes.shape[0], dtype=torch.float64)
+    head.load_state_dict(
+        {name: value.detach().to("cpu", torch.float64) for name, value in model.head.state_dict().items()}
+    )
+    held, counts = labels.cpu().unique(return_counts=True)
+    share = (counts / len(labels)).double().unsqueeze(1)
+    one = torch.eye(len(pulls), dtype=torch.float64)[held]
+    if len(held) == 1:
+        return (pulls @ slopes / pulls.square().sum()).expand(len(labels), -1)
+    errors = (pulls + share.T @ one).clamp_min(0) - one  # the mean prediction, of every class
+    for _ in range(REFINEMENTS):
+        features = torch.linalg.lstsq((share * errors).T, slopes, driver="gelsd").solution
+        with torch.no_grad():
+            errors = head(features).softmax(1) - one
+    return features[torch.searchsorted(held, labels.cpu())]
+
+
+def match_features(
+    model: Classifier, gradient: Mapping[str, Tensor], labels: Tensor, *, size: tuple[int, int], matching: Matching,
+    rng: torch.Generator,
+) -> Match:  # fmt: skip
+    """Search for images (B, 3, H, W) with the features that a head's gradient shows; the best restart is kept.
+
+    `distance` and `start` of the result are between gradients, as in `match_gradient`."""
+    features = class_features(model, gradient, labels)
+    device = next(model.parameters()).device
+    goal, fits = features.float().to(device), list[_Fit]()
+    for _ in range(matching.restarts):
+        start = noise_images(len(labels), size, rng).to(device)
+        fits.append(_fit(model.eval(), goal, start, matching))
+    best = min(fits, key=lambda fit: fit.apart)
+    distances = [_gradient_distance(model, gradient, labels, images) for images in (best.start, best.images)]
+    return Match(
+        images=best.images, labels=labels, start=distances[0], distance=distances[1], distances=tuple(distances[1:])
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Fit:
+    """One restart: its first and last images, and how far the features of the last are `apart` from their goal."""
+
+    start: Tensor
+    images: Tensor
+    apart: float
+
+
+def _fit(network: Classifier, goal: Tensor, start: Tensor, matching: Matching) -> _Fit:
+    images = start.clone().requires_grad_(True)
+    optimizer = torch.optim.Adam([images], lr=matching.learning_rate)
+    milestones = [matching.steps * part // 8 for part in (3, 5, 7)]
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, gamma=0.1)
+    apart = torch.zeros(())
+    for _ in range(matching.steps):
+        apart = _apart(network, images, goal)
+        loss = apart + matching.total_variation * total_variation(images)
+        images.grad = torch.autograd.grad(loss, images)[0].sign()
+        optimizer.step()
+        schedule.step()
+        with torch.no_grad():
+            images.clamp_(0, 1)
+    found = images.detach()
+    with torch.no_grad():
+        return _Fit(start=start, images=found, apart=float(_apart(network, found, goal)))
+
+
+def _apart(network: Classifier, images: Tensor, goal: Tensor) -> Tensor:
+    """The mean over images of the squared distance of features, relative to the squared length of the goal."""
+    off = (network.features(images) - goal).square().sum(1)
+    return (off / goal.square().sum(1).clamp_min(1e-12)).mean()
+
+
+def _gradient_distance(model: Classifier, gradient: Mapping[str, Tensor], labels: Tensor, images: Tensor) -> float:
+    made = batch_gradient(model, images, labels.to(images.device), statistics="running")
+    return float(
+        gradient_distance([made[name] for name in gradient], [gradient[name].to(made[name]) for name in gradient])
+    )
