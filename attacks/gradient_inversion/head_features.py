@@ -56,7 +56,8 @@ def class_features(model: Classifier, gradient: Mapping[str, Tensor], labels: Te
         features = torch.linalg.lstsq((share * errors).T, slopes, driver="gelsd").solution
         with torch.no_grad():
             errors = head(features).softmax(1) - one
-    return features[torch.searchsorted(held, labels.cpu())]
+    found: Tensor = features[torch.searchsorted(held, labels.cpu())]
+    return found
 
 
 def match_features(
