@@ -13,9 +13,10 @@ the classifier's head (FedIIR), its features are read and inverted (fdgsec.attac
 
 Batch norm's running statistics come with the update and reveal those of the batch
 (fdgsec.attacks.gradient_inversion.batch_norm_leakage). The weight of total variation is tuned on public images: the
-weight that recovers them best is used."""
+weight that recovers them best is used. With the prior "generator" the search begins in the latent space of a generator
+trained on these (Jeon et al., NeurIPS 2021)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -33,6 +34,7 @@ from fdgsec.attacks.gradient_inversion.gradient_matching import (
     match_gradient,
 )
 from fdgsec.attacks.gradient_inversion.head_features import is_head, match_features
+from fdgsec.attacks.gradient_inversion.image_prior import ImagePrior, fit_image_prior
 from fdgsec.attacks.gradient_inversion.single_step_updates import ObservedStep, observed_step
 from fdgsec.attacks.statistics.defense_noise import ACCOUNTED
 from fdgsec.data.domains import DomainDataset, downsample, shares_of
@@ -51,15 +53,21 @@ TUNING_IMAGES = 2
 CANDIDATES_PER_LABEL = 16
 """Maximum number of public images of each label from which control B2 chooses by gradient."""
 GALLERY = 100
+Prior = Literal["smooth", "generator"]
+PRIORS: tuple[Prior, ...] = ("smooth", "generator")
+"""What makes a picture likely: little total variation, or a generator that draws it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What one `--profile` costs: steps of a fit, batch sizes, and clients of each domain for each size."""
+    """What one `--profile` costs: steps of a fit, batch sizes, clients of each domain for each size, priors, and steps
+    in which a generator is trained."""
 
     steps: int
     records: tuple[int, ...]
     count: int
+    priors: tuple[Prior, ...]
+    prior_steps: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +75,8 @@ class GradientInversion:
     """Fit images to gradients; options that are 0 or empty take the profile's values.
 
     `model` is the model that single steps start from: the run's first, or the last that its server sent. `variation` is
-    the weight of total variation; None tunes it. The best of `restarts` random starts is kept for each gradient."""
+    the weight of total variation; None tunes it. The best of `restarts` random starts is kept for each gradient.
+    `priors` are "smooth" (total variation) and "generator", trained on the adversary's images in `prior_steps`."""
 
     name: ClassVar[str] = "gradient-inversion"
     reads: ClassVar[frozenset[str]] = frozenset({"ModelState", "HeadGradient"})
@@ -75,8 +84,8 @@ class GradientInversion:
     accounts_for: ClassVar[frozenset[str]] = ACCOUNTED - {"shuffle", "dp-sgd", "dp-fedavg"}
     keeps: ClassVar[Literal["models=last", "models=all"]] = "models=last"
     PROFILES: ClassVar[Mapping[str, Profile]] = {
-        "quick": Profile(steps=200, records=(1, 4), count=2),
-        "full": Profile(steps=1500, records=(1, 2, 4, 8), count=8),
+        "quick": Profile(steps=200, records=(1, 4), count=2, priors=("smooth",), prior_steps=600),
+        "full": Profile(steps=1500, records=(1, 2, 4, 8), count=8, priors=("smooth", "generator"), prior_steps=6000),
     }
 
     profile: Literal["quick", "full"] = "quick"
@@ -86,16 +95,24 @@ class GradientInversion:
     count: int = 0
     variation: float | None = None
     model: Literal["first", "last"] = "first"
+    priors: tuple[Prior, ...] = ()
+    prior_steps: int = 0
 
     def __post_init__(self) -> None:
         if self.profile not in self.PROFILES or self.model not in ("first", "last"):
             raise UsageError(
                 f"gradient-inversion has profiles quick, full and models first, last; got {self.profile}, {self.model}."
             )
-        if any(not 1 <= records <= MOST_RECORDS for records in self.records) or min(self.steps, self.count) < 0:
+        unknown = [prior for prior in self.priors if prior not in PRIORS]
+        if unknown:
+            raise UsageError(f"gradient-inversion has priors {', '.join(PRIORS)}; got {unknown[0]}.")
+        if (
+            any(not 1 <= records <= MOST_RECORDS for records in self.records)
+            or min(self.steps, self.count, self.prior_steps) < 0
+        ):
             raise UsageError(
-                f"gradient-inversion takes records of 1 to {MOST_RECORDS}, and steps and count of 0 (the profile's) or "
-                f"more; got {self.records}, {self.steps}, {self.count}."
+                f"gradient-inversion takes records of 1 to {MOST_RECORDS}, and steps, count and prior_steps of 0 (the "
+                f"profile's) or more; got {self.records}, {self.steps}, {self.count}, {self.prior_steps}."
             )
 
     def plan(self, facts: TargetFacts) -> Sequence[Question]:
@@ -119,10 +136,18 @@ class GradientInversion:
 
     def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Recover labels and images where an update is the gradient of a small batch, with controls B0 to B3."""
-        steps = _observed_steps(cases, knowledge)
-        weights = self._tuned_variation(steps, cases, knowledge, rng)
-        matches = self._matches(steps, weights, cases, knowledge, rng)
-        answers: list[Answer] = []
+        steps, answers = _observed_steps(cases, knowledge), list[Answer]()
+        for prior in self._priors(steps, knowledge, rng):
+            answers += self._pictures(steps, prior, cases, knowledge, rng)
+        return answers
+
+    def _pictures(
+        self, steps: Mapping[int, ObservedStep], prior: ImagePrior | None, cases: Sequence[Case], knowledge: Knowledge,
+        rng: torch.Generator,
+    ) -> Iterator[Answer]:  # fmt: skip
+        """The answers of one prior."""
+        weights = self._tuned_variation(steps, prior, cases, knowledge, rng)
+        matches = self._matches(steps, prior, weights, cases, knowledge, rng)
         for number, step in steps.items():
             public, child_rng = _public(knowledge, cases[number].domain), child(rng, "controls", number)
             alike = _same_population(number, matches, cases)
@@ -132,12 +157,30 @@ class GradientInversion:
                 drawn = public.subset(
                     torch.randint(len(public), (len(step.labels),), generator=child(child_rng, "public"))
                 )
-                other = self._reconstruct_public(step, drawn, weights[cases[number].question], child_rng)
+                other = self._reconstruct_public(step, prior, drawn, weights[cases[number].question], child_rng)
             controls = {**_controls(step, public, child_rng), "B3": other.cpu()}
-            distance = matches[number].distance
-            answers += _answers(number, cases[number], step, matches[number], public, controls)
-            answers.append(Prediction(case=number, slice=_slice(step), name="gradient_distance", value=distance))
-        return answers
+            where, distance = _slice(step, prior), matches[number].distance
+            yield from _answers(number, cases[number], step, matches[number], public, controls, where)
+            yield Prediction(case=number, slice=where, name="gradient_distance", value=distance)
+
+    def _priors(
+        self, steps: Mapping[int, ObservedStep], knowledge: Knowledge, rng: torch.Generator
+    ) -> Iterator[ImagePrior | None]:
+        """The priors asked for, None for total variation; the generator is trained where there is a gradient to fit."""
+        profile = self.PROFILES[self.profile]
+        for name in self.priors or profile.priors:
+            if name == "smooth":
+                yield None
+            elif steps:
+                device = next(next(iter(steps.values())).model.parameters()).device
+                public = knowledge.public_images()
+                kept = torch.randperm(len(public), generator=child(rng, "kept"))[TUNING_IMAGES:]
+                yield fit_image_prior(
+                    public.subset(kept),
+                    steps=self.prior_steps or profile.prior_steps,
+                    rng=child(rng, "prior"),
+                    device=device,
+                )
 
     def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Answer every case from the gradient of another case of its slice and size, without controls."""
@@ -150,15 +193,14 @@ class GradientInversion:
             if len(numbers) > 1:
                 order = derangement(len(numbers), child(rng, "exchange", place)).tolist()
                 exchanged |= {number: opened[numbers[other]] for number, other in zip(numbers, order, strict=True)}
-        weights = self._tuned_variation(exchanged, cases, knowledge, rng)
-        matches = self._matches(exchanged, weights, cases, knowledge, rng)
-        return [
-            answer
-            for number, step in exchanged.items()
-            for answer in _answers(
-                number, cases[number], step, matches[number], _public(knowledge, cases[number].domain), {}
-            )
-        ]
+        answers = list[Answer]()
+        for prior in self._priors(exchanged, knowledge, rng):
+            weights = self._tuned_variation(exchanged, prior, cases, knowledge, rng)
+            matches = self._matches(exchanged, prior, weights, cases, knowledge, rng)
+            for number, step in exchanged.items():
+                public, where = _public(knowledge, cases[number].domain), _slice(step, prior)
+                answers += _answers(number, cases[number], step, matches[number], public, {}, where)
+        return answers
 
     def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
         """Smooth images and a small random network without pooling (fdgsec.attacks.gradient_inversion.control)."""
@@ -178,10 +220,13 @@ class GradientInversion:
             for row in unavailable(["psnr", "mae"], dict(where), " | ".join(sorted(set(told))), n=len(told))
         ]
 
-    def _fit_images(self, step: ObservedStep, size: tuple[int, int], variation: float, rng: torch.Generator) -> Match:
+    def _fit_images(
+        self, step: ObservedStep, prior: ImagePrior | None, size: tuple[int, int], variation: float,
+        rng: torch.Generator,
+    ) -> Match:  # fmt: skip
         matching = Matching(
             steps=self.steps or self.PROFILES[self.profile].steps, restarts=self.restarts,
-            total_variation=variation, statistics=step.statistics,
+            total_variation=variation, statistics=step.statistics, prior=prior,
         )  # fmt: skip
         if is_head(step.gradient):
             return match_features(step.model, step.gradient, step.labels, size=size, matching=matching, rng=rng)
@@ -190,37 +235,44 @@ class GradientInversion:
         )
 
     def _matches(
-        self, steps: Mapping[int, ObservedStep], weights: Mapping[str, float], cases: Sequence[Case],
-        knowledge: Knowledge, rng: torch.Generator,
+        self, steps: Mapping[int, ObservedStep], prior: ImagePrior | None, weights: Mapping[str, float],
+        cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator,
     ) -> dict[int, Match]:  # fmt: skip
         size = knowledge.public_images().image_size
         return {
-            number: self._fit_images(step, size, weights[cases[number].question], child(rng, "fit", number))
+            number: self._fit_images(step, prior, size, weights[cases[number].question], child(rng, "fit", number))
             for number, step in steps.items()
         }
 
     def _tuned_variation(
-        self, steps: Mapping[int, ObservedStep], cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator
-    ) -> dict[str, float]:
-        """For each question, the weight of total variation with which single public images are recovered best."""
+        self, steps: Mapping[int, ObservedStep], prior: ImagePrior | None, cases: Sequence[Case],
+        knowledge: Knowledge, rng: torch.Generator,
+    ) -> dict[str, float]:  # fmt: skip
+        """For each question, the weight of total variation with which single public images are recovered best.
+
+        A generator has not learned these images."""
         weights: dict[str, float] = {}
         for number, step in steps.items():
             if self.variation is not None or cases[number].question in weights:
                 weights[cases[number].question] = weights.get(cases[number].question, self.variation or 0.0)
                 continue
             public, child_rng = knowledge.public_images(), child(rng, "rehearsal", cases[number].question)
+            if prior is not None:
+                public = public.subset(torch.tensor([name not in prior.learned for name in public.ids]))
             likeness = dict.fromkeys(VARIATIONS, 0.0)
             for place in torch.randperm(len(public), generator=child_rng)[:TUNING_IMAGES]:
                 image = public.subset(place.reshape(1))
                 true = downsample(image, public.image_size)
                 for weight in VARIATIONS:
-                    likeness[weight] += float(psnr(self._reconstruct_public(step, image, weight, child_rng), true))
+                    found = self._reconstruct_public(step, prior, image, weight, child_rng)
+                    likeness[weight] += float(psnr(found, true))
             weights[cases[number].question] = max(VARIATIONS, key=lambda weight: likeness[weight])
         return weights
 
     def _reconstruct_public(
-        self, step: ObservedStep, images: DomainDataset, variation: float, rng: torch.Generator
-    ) -> Tensor:
+        self, step: ObservedStep, prior: ImagePrior | None, images: DomainDataset, variation: float,
+        rng: torch.Generator,
+    ) -> Tensor:  # fmt: skip
         """What is recovered of `images` from the gradient that they would have given in the victim's place."""
         device = next(step.model.parameters()).device
         pixels = downsample(images, images.image_size).to(device)
@@ -229,7 +281,7 @@ class GradientInversion:
             step, labels=images.labels, norms=image_statistics(step.model, pixels) if step.norms else {},
             gradient={name: whole[name] for name in step.gradient},
         )  # fmt: skip
-        return self._fit_images(posed, images.image_size, variation, child(rng, "recovered")).images.cpu()
+        return self._fit_images(posed, prior, images.image_size, variation, child(rng, "recovered")).images.cpu()
 
 
 def _observed_steps(cases: Sequence[Case], knowledge: Knowledge) -> dict[int, ObservedStep]:
@@ -249,9 +301,9 @@ def _same_population(number: int, matches: Mapping[int, Match], cases: Sequence[
     ]  # fmt: skip
 
 
-def _slice(step: ObservedStep) -> dict[str, str | int]:
+def _slice(step: ObservedStep, prior: ImagePrior | None) -> dict[str, str | int]:
     loss = "features" if is_head(step.gradient) else "gradient"
-    return {"prior": "smooth", "loss": loss, "rows": f"batch-{len(step.labels)}"}
+    return {"prior": "smooth" if prior is None else "generator", "loss": loss, "rows": f"batch-{len(step.labels)}"}
 
 
 def _public(knowledge: Knowledge, domain: str | None) -> DomainDataset:
@@ -262,13 +314,19 @@ def _public(knowledge: Knowledge, domain: str | None) -> DomainDataset:
 
 
 def _answers(
-    number: int, case: Case, step: ObservedStep, match: Match, public: DomainDataset, controls: Mapping[str, Tensor]
+    number: int,
+    case: Case,
+    step: ObservedStep,
+    match: Match,
+    public: DomainDataset,
+    controls: Mapping[str, Tensor],
+    where: Mapping[str, str | int],
 ) -> list[Answer]:
     """All answers of one case: label shares and images, and for a single image its label and rankings of candidates.
 
     Label shares come with those of public images as the baseline. Candidates are ranked by the direction of their own
     gradient, and by the edges of the reconstruction."""
-    where, classes = _slice(step), len(public.class_names)
+    classes = len(public.class_names)
     estimate, without = shares_of(step.labels, classes), shares_of(public.labels, classes)
     answers: list[Answer] = [Proportions(case=number, slice=where, estimate=estimate, without=without)]
     single, pictures = len(step.labels) == 1, match.images.cpu()

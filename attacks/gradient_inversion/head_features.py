@@ -10,19 +10,12 @@ Features are inverted as Mahendran and Vedaldi do (CVPR 2015, arXiv:1412.0035): 
 variation over pixels."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fdgsec.attacks.gradient_inversion.gradient_matching import (
-    Match,
-    Matching,
-    batch_gradient,
-    gradient_distance,
-    noise_images,
-    total_variation,
-)
+from fdgsec.attacks.gradient_inversion.gradient_matching import Match, Matching, batch_gradient, gradient_distance
+from fdgsec.attacks.gradient_inversion.picture_search import search_pictures, starting_point
 from fdgsec.nn.networks.classifiers import Classifier
 
 HEAD = frozenset({"head.weight", "head.bias"})
@@ -69,43 +62,19 @@ def match_features(
     `distance` and `start` of the result are between gradients, as in `match_gradient`."""
     features = class_features(model, gradient, labels)
     device = next(model.parameters()).device
-    goal, fits = features.float().to(device), list[_Fit]()
+    goal, network = features.float().to(device), model.eval()
+    fits = []
     for _ in range(matching.restarts):
-        start = noise_images(len(labels), size, rng).to(device)
-        fits.append(_fit(model.eval(), goal, start, matching))
-    best = min(fits, key=lambda fit: fit.apart)
-    distances = [_gradient_distance(model, gradient, labels, images) for images in (best.start, best.images)]
-    return Match(
-        images=best.images, labels=labels, start=distances[0], distance=distances[1], distances=tuple(distances[1:])
-    )
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Fit:
-    """One restart: its first and last images, and how far the features of the last are `apart` from their goal."""
-
-    start: Tensor
-    images: Tensor
-    apart: float
-
-
-def _fit(network: Classifier, goal: Tensor, start: Tensor, matching: Matching) -> _Fit:
-    images = start.clone().requires_grad_(True)
-    optimizer = torch.optim.Adam([images], lr=matching.learning_rate)
-    milestones = [matching.steps * part // 8 for part in (3, 5, 7)]
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, gamma=0.1)
-    apart = torch.zeros(())
-    for _ in range(matching.steps):
-        apart = _apart(network, images, goal)
-        loss = apart + matching.total_variation * total_variation(images)
-        images.grad = torch.autograd.grad(loss, images)[0].sign()
-        optimizer.step()
-        schedule.step()
+        start, pictures = starting_point(matching.prior, len(labels), size, rng)
+        found = search_pictures(
+            lambda images: _apart(network, images, goal), start.to(device), prior=matching.prior,
+            steps=matching.steps, rate=matching.learning_rate, variation=matching.total_variation,
+        )  # fmt: skip
         with torch.no_grad():
-            images.clamp_(0, 1)
-    found = images.detach()
-    with torch.no_grad():
-        return _Fit(start=start, images=found, apart=float(_apart(network, found, goal)))
+            fits.append((found, float(_apart(network, found, goal)), pictures.to(device)))
+    images, _, first = min(fits, key=lambda fit: fit[1])
+    start_distance, distance = (_gradient_distance(model, gradient, labels, shown) for shown in (first, images))
+    return Match(images=images, labels=labels, start=start_distance, distance=distance, distances=(distance,))
 
 
 def _apart(network: Classifier, images: Tensor, goal: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fdgsec.attacks.set_reconstruction.list_equations import LEAST_NOISE, ListEquations, MemberPosterior, best_prior
-from fdgsec.attacks.set_reconstruction.unequal_weights import solved_unequal
+from fdgsec.attacks.set_reconstruction.unequal_weights import listed_weights, ranked_weights
 from fdgsec.attacks.statistics.domain_populations import images_of
 from fdgsec.attacks.statistics.pooled_questions import domain_of, size_of
 from fdgsec.data.domains import DomainDataset, as_float
@@ -117,7 +117,9 @@ class GradientReader:
         """The weights of the candidates of `case` behind the gradient in `seen`."""
         known = self.equations(case, seen)
         if self.size > self.batch and self.size % self.batch:
-            return solved_unequal(known)
+            batches = -(-self.size // self.batch)
+            largest = 1 / (batches * (self.size % self.batch))
+            return listed_weights(known) or ranked_weights(known, largest=largest)
         return known.solved(best_prior(known, child(self.rng, "prior")))
 
     def independent(self, case: Case, rng: torch.Generator) -> Case:

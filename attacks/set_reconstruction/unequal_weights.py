@@ -32,12 +32,12 @@ def listed_weights(known: ListEquations) -> MemberPosterior | None:
     return None if found is None else _posterior(known, found)
 
 
-def ranked_weights(known: ListEquations) -> MemberPosterior:
-    """The most likely weights under a Gaussian prior."""
+def ranked_weights(known: ListEquations, *, largest: float = LARGEST) -> MemberPosterior:
+    """The most likely weights under a Gaussian prior, each from 0 to the `largest` that an image can have."""
     matrix, target = _equations(known)
     pull = known.images**2 / _variance(known)
-    weights = LARGEST * box_least_squares(
-        LARGEST * matrix, target, ridge=LARGEST**2 * pull, toward=1 / (LARGEST * len(known.candidates))
+    weights = largest * box_least_squares(
+        largest * matrix, target, ridge=largest**2 * pull, toward=1 / (largest * len(known.candidates))
     )
     return _posterior(known, weights)
 
