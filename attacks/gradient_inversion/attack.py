@@ -228,8 +228,10 @@ class GradientInversion:
             steps=self.steps or self.PROFILES[self.profile].steps, restarts=self.restarts,
             total_variation=variation, statistics=step.statistics, prior=prior,
         )  # fmt: skip
-        if is_head(step.gradient):
-            return match_features(step.model, step.gradient, step.labels, size=size, matching=matching, rng=rng)
+        if step.expected is not None:
+            return match_features(
+                step.model, step.gradient, step.labels, expected=step.expected, size=size, matching=matching, rng=rng
+            )
         return match_gradient(
             step.model, step.gradient, step.labels, size=size, matching=matching, rng=rng, norms=step.norms
         )

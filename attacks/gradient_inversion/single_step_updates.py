@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fdgsec.attacks.gradient_inversion.batch_norm_leakage import Statistic, batch_statistics
 from fdgsec.attacks.gradient_inversion.gradient_matching import Statistics, feasible, recover_labels, step_gradient
+from fdgsec.attacks.gradient_inversion.head_features import expected_features
 from fdgsec.federation.artifacts import HeadGradient, ModelState
 from fdgsec.federation.wire import SERVER
 from fdgsec.nn.networks.classifiers import Classifier
@@ -48,13 +49,15 @@ class ObservedStep:
     """One observed step of SGD: the model before it, the gradient, and the labels recovered from it, sorted.
 
     `statistics` is what the client's batch norm normalized by. For "batch", `norms` holds the batch's statistics by
-    layer."""
+    layer. `expected` (K, d) are the mean features of the adversary's images of each class, where the gradient is the
+    head's alone."""
 
     model: Classifier
     gradient: Mapping[str, Tensor]
     labels: Tensor
     statistics: Statistics
     norms: Mapping[str, Statistic]
+    expected: Tensor | None = None
 
 
 def observed_step(case: Case, knowledge: Knowledge) -> ObservedStep | str:
@@ -95,7 +98,10 @@ def _observed_head(case: Case, knowledge: Knowledge) -> ObservedStep | str:
         labels = recover_labels(model, gradient, batch=case.records)
     except UsageError as error:
         return str(error)
-    return ObservedStep(model=model, gradient=gradient, labels=labels, statistics="running", norms={})
+    expected = expected_features(model, knowledge.public_images())
+    return ObservedStep(
+        model=model, gradient=gradient, labels=labels, statistics="running", norms={}, expected=expected
+    )
 
 
 def obstacle(plan: TrainingPlan, records: int, *, keeps_moments: bool) -> str:

@@ -22,6 +22,7 @@ from fdgsec.threats.judging.controls import positive_control
 from fdgsec.threats.judging.judge import Judge
 from tests.support.perturbation_generators import BLANK
 
+ZERO = torch.zeros(4, 768)
 ATTACK = GradientInversion(steps=60, variation=0.05)
 
 
@@ -50,21 +51,34 @@ def test_one_records_features_are_exact():
     gradient = head_of(model, pixels, label)
     assert is_head(gradient)
     torch.testing.assert_close(
-        class_features(model, gradient, label).float(), model.features(pixels), rtol=1e-4, atol=1e-5
+        class_features(model, gradient, label, expected=ZERO).float(), model.features(pixels), rtol=1e-4, atol=1e-5
     )
 
 
 def test_features_of_different_classes_are_separated():
     model, pixels, labels = network(), images(3), torch.tensor([0, 1, 3])
-    found = class_features(model, head_of(model, pixels, labels), labels).float()
+    found = class_features(model, head_of(model, pixels, labels), labels, expected=ZERO).float()
     torch.testing.assert_close(found, model.features(pixels), rtol=1e-2, atol=1e-2)
+
+
+def test_a_batch_of_all_classes_leaves_one_combination_to_the_expected_features():
+    """Every column of p - onehot sums to 0: four classes are three equations for four features."""
+    model, pixels, labels = network(), images(4), torch.arange(4)
+    gradient, true = head_of(model, pixels, labels), model.features(pixels).detach()
+    errors = (model.head(true).softmax(1) - torch.eye(4)).detach()
+    assert int(torch.linalg.matrix_rank(errors)) == 3
+    found = class_features(model, gradient, labels, expected=true).float()
+    torch.testing.assert_close(found, true, rtol=1e-3, atol=1e-3)
+    guess = true.mean(0).expand(4, -1)
+    nearer = class_features(model, gradient, labels, expected=guess).float()
+    assert float((nearer - true).square().sum()) < 0.5 * float((guess - true).square().sum())
 
 
 def test_records_of_one_class_give_their_mean_and_nothing_else():
     model, pixels, labels = network(), images(3), torch.tensor([1, 1, 3])
     with torch.no_grad():
         model.head.weight.zero_()  # all predictions are alike
-    found = class_features(model, head_of(model, pixels, labels), labels).float()
+    found = class_features(model, head_of(model, pixels, labels), labels, expected=ZERO).float()
     features = model.features(pixels)
     torch.testing.assert_close(found[0], features[:2].mean(0), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found[1], found[0])
@@ -77,7 +91,13 @@ def test_images_are_fitted_to_features_and_not_to_a_start():
     rng = torch.Generator().manual_seed(1)
     few, many = (
         match_features(
-            model, gradient, label, size=size, matching=Matching(steps=steps, restarts=2, total_variation=0.05), rng=rng
+            model,
+            gradient,
+            label,
+            expected=ZERO,
+            size=size,
+            matching=Matching(steps=steps, restarts=2, total_variation=0.05),
+            rng=rng,
         )
         for steps in (1, 100)
     )
