@@ -4,7 +4,8 @@ A linear head's gradient over a batch of B is sum_i (p_i - onehot(y_i)) (f_i, 1)
 p. Maui (Dabholkar et al., arXiv:2509.11451) first reads features from such gradients and then inverts these. It reads
 heads of several layers; from one linear layer of K classes no more than K - 1 features can be read, one of each class
 that occurs, and where all occur, all but one combination of them. One record's are exact; of several records of a class
-they are a mean, and nothing separates them (`set-reconstruction` finds whose they are).
+they are about a mean where the head is not yet trained, and nothing separates them (`set-reconstruction` finds whose
+they are).
 
 Features are inverted as Mahendran and Vedaldi do (CVPR 2015, arXiv:1412.0035): |f(x) - f|^2 / |f|^2 and total
 variation over pixels."""
@@ -31,11 +32,12 @@ def is_head(gradient: Mapping[str, Tensor]) -> bool:
 
 
 def class_features(model: Classifier, gradient: Mapping[str, Tensor], labels: Tensor, *, expected: Tensor) -> Tensor:
-    """The features (B, d) float64 of a batch with these labels (B,), for images of one class their mean, in effect.
+    """The features (B, d) float64 of a batch with these labels (B,); images of one class share one estimate.
 
     With n_c images of class c, of features f_c and prediction p(f_c), the gradient is sum_c (n_c / B) (p(f_c) -
     onehot(c)) (f_c, 1)^T. Least squares gives all f_c for given p, and p follows from f: repeated from the mean
-    prediction. Exact where images of one class have the same prediction; a single image's needs no p at all. A batch
+    prediction. Exact where images of one class have the same prediction, and then their mean; under a confident head it
+    may be farther from that mean than the batch's mean is. A single image's needs no p at all. A batch
     with all classes leaves one combination open, because every p - onehot sums to 0: there features are the nearest
     ones to those `expected` (K, d) of each class."""
     slopes, pulls = (gradient[name].detach().to("cpu", torch.float64) for name in ("head.weight", "head.bias"))
