@@ -34,7 +34,7 @@ from fdgsec.attacks.gradient_inversion.gradient_matching import (
     match_gradient,
 )
 from fdgsec.attacks.gradient_inversion.head_features import is_head, match_features
-from fdgsec.attacks.gradient_inversion.image_prior import ImagePrior, fit_image_prior
+from fdgsec.attacks.gradient_inversion.image_prior import LEAST_IMAGES, ImagePrior, fit_image_prior
 from fdgsec.attacks.gradient_inversion.single_step_updates import ObservedStep, observed_step
 from fdgsec.attacks.statistics.defense_noise import ACCOUNTED
 from fdgsec.data.domains import DomainDataset, downsample, shares_of
@@ -52,6 +52,8 @@ VARIATIONS = (0.05, 0.3, 1.0)
 TUNING_IMAGES = 2
 CANDIDATES_PER_LABEL = 16
 """Maximum number of public images of each label from which control B2 chooses by gradient."""
+LEAST_PUBLIC = LEAST_IMAGES + TUNING_IMAGES
+"""Number of public images from which a generator is trained on all but those that tune."""
 GALLERY = 100
 Prior = Literal["smooth", "generator"]
 PRIORS: tuple[Prior, ...] = ("smooth", "generator")
@@ -167,13 +169,12 @@ class GradientInversion:
         self, steps: Mapping[int, ObservedStep], knowledge: Knowledge, rng: torch.Generator
     ) -> Iterator[ImagePrior | None]:
         """The priors asked for, None for total variation; the generator is trained where there is a gradient to fit."""
-        profile = self.PROFILES[self.profile]
+        profile, public = self.PROFILES[self.profile], knowledge.public_images()
         for name in self.priors or profile.priors:
             if name == "smooth":
                 yield None
-            elif steps:
+            elif steps and len(public) >= LEAST_PUBLIC:
                 device = next(next(iter(steps.values())).model.parameters()).device
-                public = knowledge.public_images()
                 kept = torch.randperm(len(public), generator=child(rng, "kept"))[TUNING_IMAGES:]
                 yield fit_image_prior(
                     public.subset(kept),
@@ -214,11 +215,16 @@ class GradientInversion:
             if isinstance(found, str):
                 loss = "features" if case.question == "head_gradients" else "gradient"
                 reasons.setdefault((*case.slice.items(), ("loss", loss)), []).append(found)
-        return [
+        rows = [
             row
             for where, told in reasons.items()
             for row in unavailable(["psnr", "mae"], dict(where), " | ".join(sorted(set(told))), n=len(told))
         ]
+        public = len(knowledge.public_images())
+        if "generator" in (self.priors or self.PROFILES[self.profile].priors) and public < LEAST_PUBLIC:
+            reason = f"a generator learns from {LEAST_PUBLIC} or more public images; the adversary has {public}"
+            rows += unavailable(["psnr"], {"prior": "generator"}, reason, n=0)
+        return rows
 
     def _fit_images(
         self, step: ObservedStep, prior: ImagePrior | None, size: tuple[int, int], variation: float,

@@ -43,7 +43,7 @@ def planted_gradients(
             Case(
                 question="head_gradients" if head else "single_step", victim=name, records=len(data), domain="planted",
                 views=(View(messages=(_message("model", SERVER, name, state), answer)),),
-                slice={"n_per_client": len(data), **({"sent": "head gradient"} if head else {"model": "first"})},
+                slice={"n_per_client": len(data), "model": "first", **({"sent": "head gradient"} if head else {})},
             )
         )  # fmt: skip
         truths.append(

@@ -44,12 +44,15 @@ class ImagePrior:
         drawn: Tensor = self.generator(latents)
         if drawn.shape[2:] == self.size:
             return drawn
-        return functional.interpolate(drawn, size=self.size, mode="bilinear", antialias=True)
+        enlarged: Tensor = functional.interpolate(drawn, size=self.size, mode="bilinear", antialias=True)
+        return enlarged
 
     def sampled(self, count: int, rng: torch.Generator) -> Tensor:
         """Latents (count, d) of a Gaussian with the mean and the covariance of those of the training images."""
         middle = self.latents.mean(0)
-        factor = torch.linalg.cholesky(torch.cov(self.latents.T) + 1e-6 * torch.eye(len(middle)).to(middle))
+        factor = torch.linalg.cholesky(
+            torch.cov(self.latents.T).reshape(len(middle), -1) + 1e-6 * torch.eye(len(middle)).to(middle)
+        )
         noise = torch.randn(count, len(middle), generator=rng).to(middle)
         return middle + noise @ factor.T
 
@@ -107,4 +110,5 @@ def _pyramid_error(drawn: Tensor, true: Tensor) -> Tensor:
     errors = [
         (functional.avg_pool2d(drawn, scale) - functional.avg_pool2d(true, scale)).abs().mean() for scale in SCALES
     ]
-    return torch.stack(errors).mean()
+    error: Tensor = torch.stack(errors).mean()
+    return error

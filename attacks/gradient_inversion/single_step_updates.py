@@ -89,6 +89,11 @@ def observed_step(case: Case, knowledge: Knowledge) -> ObservedStep | str:
 
 def _observed_head(case: Case, knowledge: Knowledge) -> ObservedStep | str:
     """The gradient of the head that the victim sent, or the reason why it cannot be read."""
+    batch = (knowledge.plan or TrainingPlan()).batch_size
+    if case.records is not None and case.records > batch and case.records % batch:
+        return (
+            f"the gradient is a mean of batches of {batch}, of which the last is shorter, and nobody knows whose it is"
+        )
     sent, given = case.views[0].sent(case.victim, HeadGradient), case.views[0].given(case.victim)
     if sent is None or given is None or knowledge.network is None or case.records is None:
         return f"no head gradient of {case.victim} was seen beside the model that it was given"

@@ -33,7 +33,7 @@ from fdgsec.threats.attack import Case
 
 SIMULATED = 6
 """Clients of the adversary's own images whose gradients it computes twice: as they send them, and as it reads them."""
-UNRELATED = 4
+UNRELATED = 15
 """Clients of its images that it shows itself in the negative control."""
 AT_ONCE = 64
 

@@ -13,11 +13,12 @@ def source_sha256(package: str) -> str:
     return _hashed(package)
 
 
-def check_unchanged(package: str) -> None:
-    """Raise UsageError where files of a package are no longer those that `source_sha256` found.
+def check_unchanged(package: str, *, since: str = "") -> None:
+    """Raise UsageError where files of a package are no longer those that `source_sha256` found, or that had this hash.
 
-    Modules are imported when they are first needed, so that a process may run later code than it began with."""
-    if _hashed(package) != source_sha256(package):
+    Modules are imported when they are first needed, so that a process may run later code than it began with, and than
+    the process that started it (`since`)."""
+    if _hashed(package) != (since or source_sha256(package)):
         raise UsageError(
             f"files of {package} were changed while it ran; nobody can say which made the result. Run again."
         )

@@ -17,7 +17,7 @@ from fdgsec.nn.styles.image_styles import prepare_statistics
 from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.errors import MissingResourceError, UsageError
 from fdgsec.runtime.progress import NoProgress, Progressive
-from fdgsec.runtime.source_hash import check_unchanged
+from fdgsec.runtime.source_hash import check_unchanged, source_sha256
 from fdgsec.runtime.worker_processes import computed
 
 Report = Mapping[str, Any] | str
@@ -119,7 +119,7 @@ def measure(
         asked = [config for config in runs.values() if config.encoder in request.encoders and not config.rounds]
         _prepare(asked, data_root=data_root, progress=progress)
     shown: Progressive = progress if workers == 1 else NoProgress()
-    work = partial(_report, data_root, out, fresh, registered, shown)
+    work = partial(_report, data_root, out, fresh, registered, source_sha256("fdgsec"), shown)
     reports = dict[str, Report]()
     progress.update("runs", 0, len(runs))
     for done, ((key, _), report) in enumerate(computed(work, list(runs.items()), workers=workers), 1):
@@ -147,9 +147,10 @@ def _prepare(runs: Sequence[RunConfig], *, data_root: Path | None, progress: Pro
 
 
 def _report(
-    data_root: Path | None, out: Path, fresh: bool, registered: str, progress: Progressive, run: tuple[str, RunConfig]
-) -> Report:
-    """The report of one run, stored or new; or the reason why it is missing."""
+    data_root: Path | None, out: Path, fresh: bool, registered: str, code: str, progress: Progressive,
+    run: tuple[str, RunConfig],
+) -> Report:  # fmt: skip
+    """The report of one run, stored or new, made by `code`; or the reason why it is missing."""
     _, config = run
     name = f"{config.target}-{config.adversary}-{config.encoder}-seed{config.seed}-{config.sha256[:8]}"
     folder, stamp = out / "runs" / name, out / "runs" / f"{name}.key"
@@ -165,7 +166,7 @@ def _report(
         made = attack(config, data_root=data_root, out=folder, fresh=fresh, progress=progress)
     except MissingResourceError as error:
         return str(error)
-    check_unchanged("fdgsec")
+    check_unchanged("fdgsec", since=code)
     write_atomic(stamp, key)
     document: Mapping[str, Any] = json.loads(made.json())
     return document

@@ -33,7 +33,7 @@ def head_gradients(simulator: Simulator, question: Question) -> Cases:
             rng = simulator.rng("head gradients gallery", domain, question.records, number)
             candidates, inside, slices = candidates_of(order, question, rng)
             pictures, victim = question.scheme == PICTURES, f"client:{number + 1}"
-            slices = {"sent": "head gradient"} if pictures else {"domain": where, **slices}
+            slices = {"sent": "head gradient", "model": "first"} if pictures else {"domain": where, **slices}
             case = Case(
                 question="head_gradients", views=(with_model(view, simulator.model, 0, victim),), victim=victim,
                 records=question.records, domain=where,

@@ -4,10 +4,13 @@ Style transfer is AdaIN between an encoder and its decoder (Huang & Belongie, IC
 https://arxiv.org/abs/1703.06868); CCST (its eq. 5) and FISC (its eq. 4) make their training images with it."""
 
 import hashlib
+import inspect
+import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from uuid import uuid4
 
 import torch
 from safetensors.torch import load, save
@@ -64,7 +67,8 @@ def encoder_named(name: str) -> StyleEncoder:
 
 
 def forget_encoders() -> None:
-    """Drop every encoder that was loaded or registered; call it after changing stored weights."""
+    """Drop every encoder that was loaded or registered, with its statistics; call it after changing stored weights."""
+    _TABLES.clear()
     _INTRODUCED.clear()
     _loaded.cache_clear()
 
@@ -123,12 +127,15 @@ def prepare_statistics(
 ) -> bool:
     """Prepare the statistics of all of `dataset`, from disk where `reuse` allows; tell whether they came from there.
 
-    Computed statistics are stored for the next run of the same code; the numbers are the same bytes either way."""
+    Computed statistics are stored for the next run of the same code: fdgsec's networks and data, the encoder's own
+    module, and the version of torch. Without `reuse` they are computed anew."""
     encoder = encoder_named(name)
-    computed_by = f"{source_sha256('fdgsec.nn')} {torch.__version__}"
+    computed_by = f"{_code_of(encoder)} {source_sha256('fdgsec.nn')} {source_sha256('fdgsec.data')} {torch.__version__}"
     key = f"{encoder.fingerprint} {size or 'as is'} {dataset.content_sha256} {computed_by}"
     path = cache_root() / "features" / f"{hashlib.sha256(key.encode()).hexdigest()[:40]}.safetensors"
-    if reuse and path.exists():
+    if not reuse:
+        _table(dataset, encoder, size).known[dataset.rows] = False
+    elif path.exists():
         stored = load(path.read_bytes())
         _table(dataset, encoder, size).fill(
             dataset.rows, Moments(count=stored["count"], mean=stored["mean"], m2=stored["m2"])
@@ -137,6 +144,18 @@ def prepare_statistics(
     found = statistics(name, dataset, size=size, progress=progress)
     write_atomic(path, save({"count": found.count, "mean": found.mean, "m2": found.m2}), private=True)
     return False
+
+
+def _code_of(encoder: StyleEncoder) -> str:
+    """The hash of the module of an encoder from elsewhere, a plug-in's; nothing twice where it has no source."""
+    module = type(encoder).__module__
+    if module.startswith("fdgsec.nn."):
+        return ""
+    try:
+        source = inspect.getsource(sys.modules[module])
+        return hashlib.sha256(f"{type(encoder).__qualname__} {source}".encode()).hexdigest()
+    except (OSError, TypeError, KeyError):
+        return uuid4().hex
 
 
 def style_transfer(

@@ -14,6 +14,7 @@ from fdgsec.attacks.gradient_inversion.single_step_updates import ObservedStep, 
 from fdgsec.federation.artifacts import HeadGradient
 from fdgsec.metrics.image_similarity import psnr
 from fdgsec.nn.networks.classifiers import Classifier
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.adversary import ADVERSARIES
 from fdgsec.threats.answers import Labels, Ranking, Reconstructions
@@ -158,3 +159,11 @@ def test_heads_are_asked_about_where_they_are_sent(kinds: set[str], asked: int):
     )  # fmt: skip
     questions = [one for one in ATTACK.plan(facts) if one.kind == "head_gradients"]
     assert [(one.records, one.scheme) for one in questions] == [(1, "pictures"), (4, "pictures")][:asked]
+
+
+def test_a_shorter_last_batch_is_unavailable_with_its_reason():
+    control = planted()
+    few = replace(control.knowledge, plan=replace(TrainingPlan(), batch_size=4))
+    told = observed_step(replace(control.cases[0], records=6), few)
+    assert "batches of 4, of which the last is shorter" in str(told)
+    assert isinstance(observed_step(control.cases[0], few), ObservedStep)

@@ -15,8 +15,8 @@ from fdgsec.attacks.gradient_inversion.gradient_matching import (
     batch_gradient,
     match_gradient,
     step_gradient,
-    total_variation,
 )
+from fdgsec.attacks.gradient_inversion.picture_search import total_variation
 from fdgsec.metrics.image_similarity import psnr
 from fdgsec.nn.networks.classifiers import Classifier, build_classifier
 from fdgsec.runtime.errors import UsageError

@@ -1,5 +1,7 @@
 """A generator as the prior of pictures behind a gradient: it learns the adversary's images and is searched for others."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -111,3 +113,14 @@ def test_both_priors_answer_under_their_names_and_pass_the_planted_control():
 def test_an_unknown_prior_is_refused():
     with pytest.raises(UsageError, match="smooth, generator"):
         GradientInversion(priors=("flow",))  # type: ignore[arg-type]
+
+
+def test_with_few_public_images_the_generator_is_unavailable_and_smoothness_answers():
+    attack = GradientInversion(steps=2, variation=0.05, priors=("smooth", "generator"))
+    planted = planted_gradients(BLANK, stream(0, "attack"), batches=(1,), heads=0)
+    few = planted.knowledge.public_images().subset(torch.arange(17))
+    knowledge = replace(planted.knowledge, auxiliary=few)
+    answers = attack.run(planted.cases, knowledge, stream(0, "attack", "run"))
+    assert {answer.slice["prior"] for answer in answers} == {"smooth"}
+    (row,) = attack.missing(planted.cases, knowledge)
+    assert row.unavailable == "a generator learns from 18 or more public images; the adversary has 17"

@@ -39,3 +39,12 @@ def test_a_new_file_is_found_and_one_that_is_no_source_is_not(package: Path):
     (package / "later.py").write_text("")
     with pytest.raises(UsageError, match="were changed"):
         check_unchanged(package.name)
+
+
+def test_a_process_is_held_to_the_files_of_the_one_that_started_it(package: Path):
+    """A worker that starts after a change finds its own files unchanged."""
+    began = "0" * 64
+    source_sha256(package.name)
+    check_unchanged(package.name)
+    with pytest.raises(UsageError, match="were changed"):
+        check_unchanged(package.name, since=began)
