@@ -54,12 +54,14 @@ class ImagePrior:
             torch.cov(self.latents.T).reshape(len(middle), -1) + 1e-6 * torch.eye(len(middle)).to(middle)
         )
         noise = torch.randn(count, len(middle), generator=rng).to(middle)
-        return middle + noise @ factor.T
+        drawn: Tensor = middle + noise @ factor.T
+        return drawn
 
     def unlikely(self, latents: Tensor) -> Tensor:
         """The mean square of latents in units of the training images' spread: a scalar, about 1 for likely ones."""
         spread = self.latents.std(0).clamp_min(1e-6)
-        return ((latents - self.latents.mean(0)) / spread).square().mean()
+        far: Tensor = ((latents - self.latents.mean(0)) / spread).square().mean()
+        return far
 
     def copied(self) -> Self:
         """The same with weights of its own, which may be changed."""
@@ -102,7 +104,8 @@ def _thumbnail_components(images: Tensor) -> Tensor:
     vectors, values, _ = torch.linalg.svd(flat - flat.mean(0), full_matrices=False)
     varying = int((values > LEAST_SPREAD * values[0]).sum())
     kept: Tensor = vectors[:, : max(1, min(LATENT, len(images) // 2, varying))]
-    return kept.clone() * len(images) ** 0.5
+    scaled: Tensor = kept.clone() * len(images) ** 0.5
+    return scaled
 
 
 def _pyramid_error(drawn: Tensor, true: Tensor) -> Tensor:
