@@ -50,7 +50,7 @@ def class_features(model: Classifier, gradient: Mapping[str, Tensor], labels: Te
     one = torch.eye(len(pulls), dtype=torch.float64)[held]
     if len(held) == 1:
         return (pulls @ slopes / pulls.square().sum()).expand(len(labels), -1)
-    nearest = expected.to("cpu", torch.float64)[held]
+    features = nearest = expected.to("cpu", torch.float64)[held]
     errors = (pulls + share.T @ one).clamp_min(0) - one  # the mean prediction, of every class
     for _ in range(REFINEMENTS):
         matrix = (share * errors).T

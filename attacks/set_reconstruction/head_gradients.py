@@ -94,8 +94,8 @@ class GradientReader:
             with torch.no_grad():
                 features = network.features(as_float(images.pixels(rows)))
                 logits = network.head(features)
-            for row, *one in zip(rows.tolist(), features, logits, strict=True):
-                self.read[images.ids[row]] = (one[0], one[1])
+            for row, of_features, of_logits in zip(rows, features, logits, strict=True):
+                self.read[images.ids[int(row)]] = (of_features, of_logits)
         features, logits = (torch.stack([self.read[name][part] for name in images.ids]).double() for part in (0, 1))
         return head_gradients(features, logits, images.labels)
 
