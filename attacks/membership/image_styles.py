@@ -20,9 +20,10 @@ from fdgsec.attacks.statistics.defense_noise import (
     style_rows_of,
 )
 from fdgsec.attacks.statistics.domain_populations import distinct_images
+from fdgsec.attacks.statistics.style_conventions import CONVENTIONS
 from fdgsec.attacks.statistics.tracing import fit_whitening
 from fdgsec.data.domains import DomainDataset, as_float
-from fdgsec.nn.styles.channel_statistics import EPS, Moments
+from fdgsec.nn.styles.channel_statistics import Moments
 from fdgsec.nn.training.batches import augment
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
@@ -172,8 +173,6 @@ def exposures(numbers: Sequence[int], cases: Sequence[Case]) -> list[Prediction]
     return answers
 
 
-CONVENTIONS: Sequence[tuple[bool, float]] = ((True, EPS), (True, 1e-6), (False, EPS), (False, 1e-6))
-"""Divisor (HW - 1 or HW) and epsilon of the stds that released codes send (CCST's; FedAlign's)."""
 ROUNDING = 2.0**-21
 """Relative distances below this count as equality: a few units in the last place of float32, whose rounding is
 2^-24."""

@@ -22,6 +22,7 @@ from fdgsec.attacks.set_reconstruction.class_means import PrototypeReader, reade
 from fdgsec.attacks.set_reconstruction.clustered_means import ClusterReader, cluster_reader
 from fdgsec.attacks.set_reconstruction.control import planted_lists
 from fdgsec.attacks.set_reconstruction.given_candidates import GivenReader, given_reader, questions_of_vectors
+from fdgsec.attacks.set_reconstruction.grouped_rows import GroupReader, group_reader
 from fdgsec.attacks.set_reconstruction.head_gradients import GradientReader, reader_of_gradients
 from fdgsec.attacks.set_reconstruction.list_equations import MemberPosterior, best_prior
 from fdgsec.attacks.set_reconstruction.release_equations import ReleaseReader, reader_of
@@ -39,7 +40,7 @@ from fdgsec.threats.positive_control_data import upload
 
 WHOLE = 1_000_000
 """More candidates than any domain has."""
-READ_APART = ("model_rounds", "added_images", "prototypes", "head_gradients")
+READ_APART = ("model_rounds", "added_images", "prototypes", "head_gradients", "rounds")
 """Questions whose releases are read in a way of their own."""
 
 
@@ -55,13 +56,15 @@ class SetReconstruction:
     images of the domain that the adversary does not hold; and, for each number in `dropped`, without so many of them,
     once alone and once with as many new ones, where both are looked for. Where
     styles come from the model of a round (StableFDG), `model_rounds` are numbers of rounds that a client takes part in
-    with the same images, all of whose releases are read together. Every release is read once
+    with the same images, all of whose releases are read together. Where rows of single images are replaced by means
+    over groups of them (`k-anonymous`), `clients` clients of `grouped` images are asked about, in a gallery of all
+    images of the domain that the adversary does not hold. Every release is read once
     more in each of `roundings` (fdgsec.attacks.statistics.release_precision: "float16", "2 decimals"), as if it had
     been sent so."""
 
     name: ClassVar[str] = "set-reconstruction"
     reads: ClassVar[frozenset[str]] = frozenset(
-        {"StyleStatistics", "StyleDistribution", "Amplitudes", "Prototypes", "HeadGradient"}
+        {"StyleStatistics", "StyleDistribution", "Amplitudes", "Prototypes", "HeadGradient", "ImageStyles"}
     )
     needs: ClassVar[frozenset[str]] = frozenset({"encoder", "auxiliary", "client sizes", "victim domains"})
     accounts_for: ClassVar[frozenset[str]] = ACCOUNTED | {"secure-aggregation", "k-anonymous"}  # means stay means
@@ -75,11 +78,12 @@ class SetReconstruction:
     added: tuple[int, ...] = (10, 40)
     dropped: tuple[int, ...] = ()
     model_rounds: tuple[int, ...] = (1, 5, 20)
+    grouped: int = 500
     roundings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_at_least(2, {"sizes": self.sizes, "sums": self.sums, "summed": self.summed, "grown": self.grown})
-        check_at_least(1, {"clients": self.clients, "model_rounds": self.model_rounds})
+        check_at_least(1, {"clients": self.clients, "model_rounds": self.model_rounds, "grouped": self.grouped})
         check_at_least(1, {"added": self.added, "dropped": self.dropped})
         too_many = [dropped for dropped in self.dropped if dropped >= self.grown]
         if too_many:
@@ -99,13 +103,17 @@ class SetReconstruction:
 
         Of class means, head gradients and means with unknown weights, only single clients whose members are all in the
         gallery are asked about. Raises UsageError where styles are no means over images, and where head gradients reach
-        the adversary without their senders' names."""
+        the adversary without their senders' names. Rows of single images are read where a defense makes groups."""
         if "Prototypes" in facts.artifact_kinds:
             return [replace(question, kind="prototypes") for question in self._single() if question.held == 1.0]
         if "HeadGradient" in facts.artifact_kinds:
             if not facts.named or "own data" in facts.knows:  # a client
                 raise UsageError("reads head gradients under their senders' names, which this adversary does not see")
             return [replace(question, kind="head_gradients") for question in self._single() if question.held == 1.0]
+        if "ImageStyles" in facts.artifact_kinds:
+            if not facts.grouped_rows:
+                raise UsageError("reads means over images; this target's rows are of single images, found by look-up")
+            return [Question(kind="rounds", count=self.clients, records=self.grouped, rounds=1, gallery=WHOLE)]
         if facts.weighted:
             return [question for question in self._single() if question.held == 1.0]
         facts.check_pooled()
@@ -186,7 +194,7 @@ class SetReconstruction:
             reader = _reader_of([cases[number] for number in mine], knowledge, child(rng, "noise"))
             shown = {number: seen(reader, number) for number in mine}
             answers += _answers(cases, shown, reader, rng)
-            for rounding in () if isinstance(reader, PrototypeReader | GradientReader) else self.roundings:
+            for rounding in () if isinstance(reader, AS_SENT) else self.roundings:
                 coarse = {number: _rounded(case, rounding) for number, case in shown.items()}
                 found = _answers(cases, coarse, reader, rng)
                 answers += [replace(answer, slice={"rounding": rounding}) for answer in found]
@@ -198,7 +206,9 @@ class SetReconstruction:
         return planted_lists(knowledge, rng)
 
 
-Reader = ReleaseReader | GivenReader | PrototypeReader | GradientReader | ClusterReader
+AS_SENT = PrototypeReader | GradientReader | GroupReader
+"""Readers of what is not read in fewer digits."""
+Reader = ReleaseReader | GivenReader | ClusterReader | AS_SENT
 Seen = Callable[[Reader, int], Case]
 """Gives what is seen of a case, by its number: its own release, or another one that its reader makes."""
 
@@ -234,6 +244,8 @@ def _reader_of(cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator
         return reader_of_prototypes(cases, knowledge, rng)
     if cases[0].question == "head_gradients":
         return reader_of_gradients(cases, knowledge, rng)
+    if cases[0].question == "rounds":
+        return group_reader(cases, knowledge, rng)
     if knowledge.weighted_statistic is not None:
         return cluster_reader(cases, knowledge, rng)
     given = cases[0].question == "given"
@@ -262,7 +274,7 @@ def _rounded(case: Case, rounding: str) -> Case:
 
 def _solver(reader: Reader, case: Case, seen: Case, rng: torch.Generator) -> Callable[[Case, Case], MemberPosterior]:
     """Solves cases like this one, each given with what is seen of it, under the prior that is best for their kind."""
-    if isinstance(reader, ClusterReader | GradientReader):
+    if isinstance(reader, ClusterReader | GradientReader | GroupReader):
         return reader.solved
     if case.dropped:
         change = partial(solved_change, added=case.added, dropped=case.dropped, asks=case.asks)

@@ -247,6 +247,12 @@ class DefenseStack:
                 )
 
     @property
+    def mixes_records(self) -> bool:
+        """Whether a defense mixes one record into several rows of a release."""
+        promises = [defense.promise for defense in self.defenses if isinstance(defense, PlansGuarantee)]
+        return any(isinstance(promise, RecordMixing) for promise in promises)
+
+    @property
     def policies(self) -> tuple[Policy, ...]:
         """Give the policies of the defenses, in order."""
         return tuple(defense.policy() for defense in self.defenses if isinstance(defense, HasPolicy))

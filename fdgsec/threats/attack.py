@@ -49,7 +49,8 @@ class Question:
     pictures.
     halves: `count` clients whose data are split into two disjoint halves, each released once.
     sessions: the same, but all of a client's data are released both times: a second exchange of the same members.
-    rounds: per domain `count` clients of `records` images, each seen in `rounds` exchanges under its name.
+    rounds: per domain `count` clients of `records` images, each seen in `rounds` exchanges under its name; candidates
+    are as many others, or `gallery` in all where that is more.
     mixtures: per domain `count` clients of `records` images with skewed class shares (scheme "domains": domain shares).
     cohorts: `count` federations of `clients` clients drawn from a pool of twice as many, of `records` images each; the
     adversary sees what the federation published, and is shown other images of every client in the pool.
@@ -176,8 +177,9 @@ class TargetFacts:
     `public_images` is the number of images that `Knowledge.public_images` gives; `named` is whether uploads reach the
     server under their senders' names, with no policy in between; `candidate_statistics` is whether the statistics of
     candidate images are given in place of images. `summable` is whether the method works where its server sees sums
-    over clients alone, and `summed` whether it does. `kept_rounds` is the number of rounds, from the first one on,
-    whose models the run keeps."""
+    over clients alone, and `summed` whether it does. `grouped_rows` is whether a defense replaces rows of single images
+    by means over groups of them. `kept_rounds` is the number of rounds, from the first one on, whose models the run
+    keeps."""
 
     artifact_kinds: frozenset[str]
     clients: int
@@ -193,6 +195,7 @@ class TargetFacts:
     candidate_statistics: bool = False
     summable: bool = False
     summed: bool = False
+    grouped_rows: bool = False
     kept_rounds: int = 0
 
     def check_pooled(self) -> None:

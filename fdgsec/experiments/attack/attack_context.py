@@ -118,6 +118,7 @@ def attack_context_of(
         pooled=attacked.shares_means, weighted=attacked.weighted_statistic is not None, rounds=config.rounds,
         public_images=len(auxiliary) if "auxiliary" in knows else len(clients[0].data),
         named=not defense_stack.policies, summable=sums_suffice(method), summed=sums_uploads(defense_stack),
+        grouped_rows=defense_stack.mixes_records,
         kept_rounds=config.rounds if config.keep == "models=all" else 0,
     )  # fmt: skip
     clock = Clock(round=0, rounds=config.rounds, participants=tuple(client.name for client in clients))

@@ -225,11 +225,13 @@ def rounds(simulator: Simulator, question: Question) -> Cases:
                 if None in shown
                 else {name for images in shown if images is not None for name in images.ids}
             )
-            asked = pool.subset(order[: 2 * question.records])
+            asked = pool.subset(order[: max(2 * question.records, question.gallery)])
             asked = asked.subset(torch.randperm(len(asked), generator=simulator.rng("rounds-order", domain, number)))
+            gallery = {"gallery": len(asked)} if question.gallery else {}
             case = Case(
                 question="rounds", views=views, victim=client, records=len(data), domain=where,
-                slice={"domain": where, "n_per_client": question.records, **extraction}, candidates=blinded(asked),
+                slice={"domain": where, "n_per_client": question.records, **gallery, **extraction},
+                candidates=blinded(asked),
             )  # fmt: skip
             members = torch.tensor([name in seen for name in asked.ids])
             sizes = _cluster_sizes(data, observed[-1].states[client], asked)
