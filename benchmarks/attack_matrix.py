@@ -47,6 +47,7 @@ SMALL = (
     "attacks.membership.cropped_size=10", "attacks.membership.crops=2",
     "attacks.reidentification.gallery=60", "attacks.reidentification.rows=40",
     "attacks.set-reconstruction.sizes=[10]", "attacks.set-reconstruction.clients=4",
+    "attacks.set-reconstruction.grouped=40",
     "attacks.differencing.clients=6", "attacks.differencing.size=10",
     "attacks.linkage.clients=6", "attacks.label-inference.per_class=6", "attacks.label-inference.folds=2",
     "attacks.domain-inference.per_class=6", "attacks.domain-inference.clients=4", "attacks.domain-inference.records=10",
