@@ -91,6 +91,7 @@ def test_everything_switched_off_is_cross_entropy():
         {"classification": "sum"},
         {"overflow": "wrapped"},
         {"ignore_pool": True},
+        {"pool": "others"},
         {"clusters": 1},
     ],
 )
@@ -117,14 +118,16 @@ def test_the_received_pool_moves_the_model_and_an_ignored_one_does_not():
     assert torch.equal(model(0.3, ignore_pool=True), model(0.9, ignore_pool=True))
 
 
-def test_records_are_coupled_by_contrast_by_the_batchs_own_styles_and_by_reversal():
-    free = FedAlign(contrast=0.0)
+def test_records_are_coupled_by_contrast_by_styles_of_the_client_and_by_reversal():
+    free = FedAlign(contrast=0.0, pool="others")
 
     assert FedAlign().couples_records
     assert not free.couples_records
     assert not replace(free, discriminator="detached").couples_records
     assert replace(free, discriminator="reversed").couples_records
     assert replace(free, ignore_pool=True).couples_records
+    assert replace(free, pool="complete").couples_records
+    assert not replace(free, pool="complete", mixing=False).couples_records
 
 
 def test_releasing_all_keeps_every_other_option():
@@ -160,7 +163,7 @@ def test_the_released_preset_ignores_the_pool_and_chains_its_views():
     )  # fmt: skip
     assert method == FedAlign(
         plan=plan, keep_optimizer=True, classification="sum", include_self=True, views="sequential",
-        overflow="wrapped", ignore_pool=True, discriminator="detached",
+        overflow="wrapped", pool="others", ignore_pool=True, discriminator="detached",
     )  # fmt: skip
 
 
