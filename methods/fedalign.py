@@ -37,6 +37,7 @@ from fdgsec.federation.artifacts import StyleBank
 from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Inbox, State, Update
 from fdgsec.methods.fedccrl import CrossClientAlignment, FedCCRL, Pool, color_statistics, normalized
 from fdgsec.nn.networks.classifiers import Classifier
+from fdgsec.nn.networks.dropout import Dropout
 from fdgsec.nn.training.batches import Batch
 from fdgsec.nn.training.losses import inconsistency
 from fdgsec.nn.training.training_loop import Objective
@@ -89,22 +90,6 @@ class ClusteredPool(Pool):
                 members = (self.labels == cluster).nonzero().flatten()
                 drawn.append(members[torch.multinomial(self.weights[members], share, replacement=True, generator=rng)])
         return torch.cat(drawn)[torch.randperm(count, generator=rng)]
-
-
-class Dropout(nn.Module):
-    """Dropout that draws from `rng` instead of torch's global stream."""
-
-    def __init__(self, rate: float, rng: torch.Generator) -> None:
-        super().__init__()
-        self.rate = rate
-        self.rng = rng
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Zero a fraction `rate` of the features (B, d) and scale up the others; identity in evaluation mode."""
-        if not self.training:
-            return features
-        kept = torch.rand(features.shape, generator=self.rng) >= self.rate
-        return features * kept.to(features) / (1 - self.rate)
 
 
 def discriminator_network(width: int, rng: torch.Generator) -> nn.Sequential:

@@ -13,7 +13,7 @@ Differs from the paper: sigma divides by HW - 1 and holds 1e-6 inside its root, 
 (8) is plain; the loss is that code's, the sum of three cross-entropies and a tenth of each alignment term
 (`classification="mean"` divides the first by three); the anchor is not its own positive (eq. 17; `include_self` is the
 code); mixed images are clamped to [0, 1] before AugMix and rounded to 8 bits, where the code truncates and lets values
-outside wrap around (`overflow="wrapped"`); MobileNetV3 has no dropout (fdgsec/nn/networks/classifiers.py)."""
+outside wrap around (`overflow="wrapped"`)."""
 
 import math
 from collections.abc import Mapping, Sequence
