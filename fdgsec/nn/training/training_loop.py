@@ -71,7 +71,7 @@ def prepare_training(
 
     Its dropout draws from a child of `rng`, without one it does nothing."""
     device = next(model.parameters()).device
-    precision = precision_of(device, model.backbone)
+    precision = precision_of(device, model.backbone, wanted=plan.precision)
     model.to(memory_format=precision.layout)
     model.train()
     if rng is not None:

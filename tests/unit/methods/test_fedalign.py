@@ -146,12 +146,13 @@ def test_the_paper_preset_uses_the_pool_two_independent_views_and_reversal():
     method = build(FedAlign, load_preset("fedalign-paper")["method"], where="method")
 
     plan = TrainingPlan(
-        epochs=3, batch_size=32, optimizer="adam", learning_rate=1e-3, weight_decay=1e-4, schedule="cosine", crop=None,
-        flip=0.0,
+        epochs=3, batch_size=32, optimizer="adam", learning_rate=1e-3, weight_decay=1e-4, schedule="cosine-epoch",
+        crop=None, flip=0.0, precision="float32",
     )  # fmt: skip
     assert method == FedAlign(
-        plan=plan, augmix=AugMix(width=-1, per_image=True), augmix_difficulty=True, discriminator="reversed"
-    )
+        plan=plan, keep_optimizer=True, augmix=AugMix(width=-1, per_image=True), augmix_difficulty=True,
+        discriminator="reversed",
+    )  # fmt: skip
 
 
 def test_the_released_preset_ignores_the_pool_and_chains_its_views():
@@ -159,7 +160,7 @@ def test_the_released_preset_ignores_the_pool_and_chains_its_views():
 
     plan = TrainingPlan(
         epochs=3, batch_size=32, optimizer="adam", learning_rate=1e-3, weight_decay=1e-4, schedule="cosine-epoch",
-        crop=None, flip=0.0,
+        crop=None, flip=0.0, precision="float32",
     )  # fmt: skip
     assert method == FedAlign(
         plan=plan, keep_optimizer=True, classification="sum", include_self=True, views="sequential",

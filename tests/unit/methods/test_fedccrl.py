@@ -195,7 +195,7 @@ def test_the_preset_is_what_the_authors_run():
         keep_optimizer=True,
         plan=TrainingPlan(
             epochs=3, batch_size=32, optimizer="adam", learning_rate=1e-3, weight_decay=1e-4, schedule="cosine-epoch",
-            crop=None, flip=0.0,
+            crop=None, flip=0.0, precision="float32",
         ),
     )  # fmt: skip
     assert (config.backbone, config.pretrained, config.rounds, config.clients) == ("mobilenet_v3_large", True, 10, 6)
