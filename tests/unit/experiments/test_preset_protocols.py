@@ -32,7 +32,10 @@ def settings(config: RunConfig) -> dict[str, Any]:
     """Every setting of a run by its dotted name: those of the run, of its method and of its plan."""
     run = {f"run.{key}": value for key, value in config.document().items() if key not in OF_A_CELL}
     made = options(method_of(config), "method")
-    return {**run, **{key: made[key] for key in made if key not in ("method.encoder", "method.style_size")}}  # the run's
+    return {
+        **run,
+        **{key: made[key] for key in made if key not in ("method.encoder", "method.style_size")},
+    }  # the run's
 
 
 def options(made: Method | TrainingPlan, where: str) -> dict[str, Any]:
