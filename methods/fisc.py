@@ -7,20 +7,22 @@ the clients' styles eq. (3) and the interpolation style its median (lines 15, 16
 
 Shares, once, before round 0: every client's style, 2C numbers, with the server alone; the server sends the
 interpolation style, 2C numbers, to every client.
-Differs from the paper: eq. (5) as printed has no hinge and squares the distances of features of any length, so that it
-is unbounded below; the default is the authors' code (hinge, unit vectors, plain distances), `triplet="printed"` the
-equation. Eq. (6) does not say whether a vector's squares are summed; they are averaged, as in the code. Eq. (4) alone
-is `alpha=1`; the default mixes half of the content back in, as the code behind the paper's numbers does. Images are
-transferred in the encoder's features, decoded, once each, and cropped like their originals; the code transfers every
-crop anew. The features of a batch and of its transferred batch serve all three terms: two passes where the code makes
-five, with the same gradient as long as no batch norm trains (`plan.freeze_norm`, set by both presets). Each further
-difference of the code is an option; `fisc-released` sets them all. Eq. (3) takes FINCH's last partition, and its median
-of an even number of clusters is the midpoint; the code takes the first partition and torch's lower median, and each
-partition has its own median by default. The code's color jitter and random grays are not available. Eq. (6) grows with the square of the features, and the paper's gamma_2 is for ResNet-50: without batch norm
-features can be so long that training only shortens them (SqueezeNet, ImageNet weights, PACS at 64 px: mean square
-1,600, the regularizer's gradient 90 times that of cross-entropy); set gamma2 to about 1e-4 there. With fewer than
-about 20 clients there is little to cluster: FINCH puts up to 3 into one cluster, and the median of one mean is that
-mean; a single client gets its own style."""
+Differs from the paper: FINCH compares image styles ("closeness between two image styles", below eq. (1)), not the
+feature maps that eq. (1) prints and the code flattens, which cluster by layout (`compared="map"`). Eq. (5) as printed
+has no hinge and squares the distances of features of any length, so that it is unbounded below; the default is the
+authors' code (hinge, unit vectors, plain distances), `triplet="printed"` the equation. Eq. (6) does not say whether a
+vector's squares are summed; they are averaged, as in the code. Eq. (4) alone is `alpha=1`; the default mixes half of
+the content back in, as the code behind the paper's numbers does. Images are transferred in the encoder's features,
+decoded, once each, and cropped like their originals; the code transfers every crop anew. The features of a batch and of
+its transferred batch serve all three terms: two passes where the code makes five, with the same gradient as long as no
+batch norm trains (`plan.freeze_norm`, set by both presets). Each further difference of the code is an option;
+`fisc-released` sets them all. Eq. (3) takes FINCH's last partition, and its median of an even number of clusters is the
+midpoint; the code takes the first partition and torch's lower median, and each partition has its own median by default.
+The code's color jitter and random grays are not available. Eq. (6) grows with the square of the features, and the
+paper's gamma_2 is for ResNet-50: without batch norm features can be so long that training only shortens them
+(SqueezeNet, ImageNet weights, PACS at 64 px: mean square 1,600, the regularizer's gradient 90 times that of
+cross-entropy); set gamma2 to about 1e-4 there. With fewer than about 20 clients there is little to cluster: FINCH puts
+up to 3 into one cluster, and the median of one mean is that mean; a single client gets its own style."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -208,9 +210,9 @@ class FISC(FedAvg):
     what FINCH compares at a client: image styles, or (the code) whole feature maps, all held in memory. `style_input`
     "loader" encodes images as the code's loader yields them: cropped, mirrored, ImageNet-normalized. `clamp` keeps
     transferred images in [0, 1] and rounds them to 8 bits; the code hands the decoder's output to the network as it is.
-    `extra_layer` is the code's additional linear layer after the pooled features. Table 11: v1 and v2 are `local_clustering` and
-    `global_clustering` off (plain averages of image styles and of clients), v3 is `contrastive="none"`, v4 "ordinary"
-    (two crops of one image; nothing is shared), v5 the default."""
+    `extra_layer` is the code's additional linear layer after the pooled features. Table 11: v1 and v2 are
+    `local_clustering` and `global_clustering` off (plain averages of image styles and of clients), v3 is
+    `contrastive="none"`, v4 "ordinary" (two crops of one image; nothing is shared), v5 the default."""
 
     encoder: str = "mini"
     style_size: int | None = None
@@ -350,7 +352,7 @@ class FISC(FedAvg):
 
     @torch.no_grad()
     def transfer(self, pixels: Tensor, style: InterpolationStyle) -> Tensor:
-        """Eq. (4) in the encoder's features, mixed with the content by `alpha`, decoded; (n, 3, H, W), uint8 in and out.
+        """Eq. (4) in the encoder's features, mixed with the content by `alpha`, decoded; uint8 (n, 3, H, W) in and out.
 
         Without `clamp` the result is float32 and may leave [0, 1]. With `style_input="loader"` the decoder's output is
         denormalized, because the network normalizes its input."""
