@@ -13,8 +13,6 @@ from fdgsec.experiments.preset_sources import PresetExperiment, preset_experimen
 from fdgsec.experiments.run_config import RunConfig, presets, train_settings
 from fdgsec.experiments.setup.run_inputs import method_of
 from fdgsec.experiments.train import train
-from fdgsec.federation.method import Method
-from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import WeightsUnavailableError
 from fdgsec.runtime.progress import NoProgress
 
@@ -38,15 +36,15 @@ def settings(config: RunConfig) -> dict[str, Any]:
     }  # the run's
 
 
-def options(made: Method | TrainingPlan, where: str) -> dict[str, Any]:
+def options(made: Any, where: str) -> dict[str, Any]:  # any dataclass
     found: dict[str, Any] = {}
-    for spec in dataclasses.fields(made):  # type: ignore[arg-type]
+    for spec in dataclasses.fields(made):
         value = getattr(made, spec.name)
         found |= (
             options(value, f"{where}.{spec.name}")
             if dataclasses.is_dataclass(value)
             else {f"{where}.{spec.name}": value}
-        )  # type: ignore[arg-type]
+        )
     return found
 
 

@@ -52,6 +52,7 @@ def test_a_trained_step_is_that_of_features_with_a_fifth_of_them_dropped_and_the
     nn.functional.cross_entropy(logits, data().labels[order]).backward()
     epochs(trained, data(), CrossEntropy(), PLAN, rng)
 
+    assert slow.head.weight.grad is not None
     step = network().head.weight - trained.head.weight
     torch.testing.assert_close(step, PLAN.learning_rate * slow.head.weight.grad, rtol=1e-3, atol=1e-7)  # float32
     assert float(mask.double().mean()) == pytest.approx(0.8, abs=0.02)
