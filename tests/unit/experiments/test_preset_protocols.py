@@ -118,3 +118,16 @@ def test_train_with_a_papers_preset_alone_ends_with_exit_3_and_the_command_that_
     said = capsys.readouterr().err
     assert f"preset {name} needs weights" in said
     assert f"fdgsec weights fetch {backbone}" in said
+
+
+@pytest.mark.parametrize(
+    ("protocol", "dataset"),
+    [("ccst", "pacs"), ("fedalign", "pacs"), ("feddag", "camelyon17"), ("fisc-ltdo", "pacs"), ("stablefdg-multi", "pacs"), ("stablefdg-single", "pacs")],
+)  # fmt: skip
+def test_every_arm_of_a_papers_protocol_trains_in_float32(protocol: str, dataset: str):
+    table = protocol_named(protocol)
+
+    for arm in table.arms:
+        plan = method_of(table.config(arm, (None, "any"), 0, {"dataset": dataset})).client_plan
+        assert plan is not None
+        assert plan.precision == "float32", arm
