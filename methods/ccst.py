@@ -9,10 +9,12 @@ the server sends all of them to every client, attributed to their owners. With `
 what FedDG exchanges, in this framework) a style is an amplitude spectrum, 3 x H x (W // 2 + 1) numbers, the overall one
 the mean over images (its footnote 1).
 Differs from the paper: sigma of one image (eq. 6) and of AdaIN's content divides by HW - 1 and holds eps = 1e-5 inside
-its root, as in every released code, where the paper prints a plain standard deviation (eq. 8 divides by all pixels,
-eps likewise); images are stylized at their own size unless `style_size` says otherwise; the encoder is `mini`
-unless the AdaIN VGG was imported (`encoder="vgg19"`). Each difference of the authors' code is an option; the preset
-`ccst-released` sets them all."""
+its root, as in every released code, where the paper prints a plain standard deviation (eq. 8 divides by all pixels, eps
+likewise); images are stylized at their own size unless `style_size` says otherwise, because the paper names no size
+(the code's is 512 px); the encoder is `mini` unless it is named (`encoder="vgg19"`, as the presets do). The paper has
+one client per domain. Where several clients hold one domain, N counts clients: the bank says which client a style is
+of, not which domain, so that an image is restyled with styles of its own domain, too, and stays as it is in 1 of N
+draws only. Each difference of the authors' code is an option; the preset `ccst-released` sets them all."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence

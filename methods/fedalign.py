@@ -7,7 +7,9 @@ alignment of features, (23) that of predictions (fdgsec/nn/training/losses.py), 
 methods/fedccrl.py, which has the parts that both papers share: the pool, the views and supervised contrast.
 
 Shares: exactly what FedCCRL shares, the color statistics of a share r of the images each round, to all other clients.
-The discriminator stays with its client.
+A client completes the pool with those that it sent itself (below eq. (10): "both its own statistics and those collected
+from other clients"; `pool="others"` is the authors' code, which leaves them out). They do not come back to it, and are
+without the noise of its defenses. The discriminator stays with its client.
 Differs from the paper: pool and batch statistics as in FedCCRL (unbiased, 1e-6 inside the root); the pool is clustered
 once per client and round, not per batch, because it does not change in between; remainders of the floors b_k go to the
 largest clusters and the drawn rows are assigned in random order; contrast and consistency are means over records and
@@ -32,9 +34,10 @@ from torch.nn import functional, init
 
 from fdgsec.data.domains import as_float
 from fdgsec.federation.artifacts import StyleBank
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State, Update
-from fdgsec.methods.fedccrl import CrossClientAlignment, FedCCRL, Pool, normalized
+from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Inbox, State, Update
+from fdgsec.methods.fedccrl import CrossClientAlignment, FedCCRL, Pool, color_statistics, normalized
 from fdgsec.nn.networks.classifiers import Classifier
+from fdgsec.nn.networks.dropout import Dropout
 from fdgsec.nn.training.batches import Batch
 from fdgsec.nn.training.losses import inconsistency
 from fdgsec.nn.training.training_loop import Objective
@@ -87,22 +90,6 @@ class ClusteredPool(Pool):
                 members = (self.labels == cluster).nonzero().flatten()
                 drawn.append(members[torch.multinomial(self.weights[members], share, replacement=True, generator=rng)])
         return torch.cat(drawn)[torch.randperm(count, generator=rng)]
-
-
-class Dropout(nn.Module):
-    """Dropout that draws from `rng` instead of torch's global stream."""
-
-    def __init__(self, rate: float, rng: torch.Generator) -> None:
-        super().__init__()
-        self.rate = rate
-        self.rng = rng
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Zero a fraction `rate` of the features (B, d) and scale up the others; identity in evaluation mode."""
-        if not self.training:
-            return features
-        kept = torch.rand(features.shape, generator=self.rng) >= self.rate
-        return features * kept.to(features) / (1 - self.rate)
 
 
 def discriminator_network(width: int, rng: torch.Generator) -> nn.Sequential:
@@ -164,12 +151,14 @@ class Discriminator:
 class FedAlign(FedCCRL):
     """FedAlign with its options; those of the pool, the views and contrast are inherited from FedCCRL.
 
-    `consistency` weighs L_RC (the paper's lambda1, the code's lambda3; 0 disables it), `clusters` is K, `sharpness` the
+    `pool` is "complete", with the client's own statistics of the round, or "others", as received. `consistency` weighs
+    L_RC (the paper's lambda1, the code's lambda3; 0 disables it), `clusters` is K, `sharpness` the
     k of sigma(kd). `augmix_difficulty` scales AugMix's m by sigma(kd) of the image's channel means (Algorithm 3, 11 and
     12). `discriminator` is "off", "detached" (the authors' code: trained without effect on what is sent),
     or "reversed" (section 3.7): the encoder opposes it by gradient reversal of strength `reversal`."""
 
     classification: Literal["sum", "mean"] = "mean"
+    pool: Literal["complete", "others"] = "complete"
     consistency: float = 0.1
     sums: bool = False
     clusters: int = 7
@@ -182,8 +171,9 @@ class FedAlign(FedCCRL):
 
     @property
     def couples_records(self) -> bool:
-        """Contrast couples records; so does the discriminator's batch norm with `discriminator="reversed"`."""
-        return super().couples_records or self.discriminator == "reversed"
+        """Contrast couples records; so do a pool with their statistics, and the reversed discriminator's batch norm."""
+        own = self.pool == "complete" and self.mixing and not self.ignore_pool
+        return super().couples_records or own or self.discriminator == "reversed"
 
     def check(self, clients: int) -> None:
         """Raise UsageError for options out of range."""
@@ -193,6 +183,19 @@ class FedAlign(FedCCRL):
                 "fedalign needs at least 1 cluster, discriminator_rate above 0, and consistency and reversal at least "
                 f"0; got {self.clusters}, {self.discriminator_rate}, {self.consistency} and {self.reversal}."
             )
+
+    def completed(self, bank: StyleBank, client: Client, state: State) -> StyleBank:
+        """The complete statistics pool (below eq. 10): the received rows, and those of the images that the client chose
+        for this round, which its state names."""
+        rows = state.get(SHARED_ROWS)
+        if self.pool == "others" or rows is None:
+            return bank
+        own = color_statistics(client.data, rows)
+        owner = torch.full((len(rows),), client.number)
+        return StyleBank(
+            mean=torch.cat([bank.mean, own.mean]), std=torch.cat([bank.std, own.std]),
+            owner=torch.cat([bank.owner, owner]),
+        )  # fmt: skip
 
     def build_pool(self, bank: StyleBank, rng: torch.Generator) -> Pool:
         """Algorithm 2, line 2: k-means on the rows (mu, sigma), with K at most the number of distinct rows."""
@@ -236,7 +239,7 @@ class FedAlign(FedCCRL):
         """FedCCRL's three views with eq. (24), and the training of the discriminator on their features, if any."""
         if self.discriminator == "off":
             return super().objective(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
-        pool = self.received_pool(client, inbox, child(rng, "pool"))
+        pool = self.received_pool(client, inbox, state, child(rng, "pool"))
         discriminator = self.load_discriminator(model, state, child(rng, "discriminator"))
         return OpposedAlignment(method=self, pool=pool, rng=child(rng, "views"), discriminator=discriminator)
 

@@ -16,8 +16,8 @@ Differs from FedAlign in every term that couples records:
 * section 3.4: the discriminator normalizes over the joined batch and, by gradient reversal, affects the encoder; it
   is always off. Detached (the authors' code) it changes nothing that is sent; reversed it would need layers without
   batch norm and a noisy step of its own.
-* `ignore_pool`, mixing with the batch's own images (the code), and `sums`, by which a loss grows with the batch, are
-  refused.
+* `pool="complete"`, which adds the client's own statistics to the pool, `ignore_pool`, mixing with the batch's own
+  images (the code), and `sums`, by which a loss grows with the batch, are refused.
 MixCluster's lambda, AugMix and eq. (3) use one image at a time; AugMix's chains may be one draw for the batch, which
 does not depend on any record. The three views are forwarded one after the other, each a batch of the B records in
 their order, as hooks for per-record gradients expect. The pool consists of other clients' releases, whose privacy
@@ -25,6 +25,7 @@ cost is charged to those clients. Under `norm="group"` no layer couples records 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -49,6 +50,8 @@ class SeparateDraws(ClusteredPool):
 class FedAlignDP(FedAlign):
     """FedAlign per record; `contrast` weighs the rest of eq. (17), the attraction between a record's own views."""
 
+    pool: Literal["complete", "others"] = "others"
+
     @property
     def trains_through_trainer(self) -> bool:
         """True: a loss depends on one image, its views and received styles."""
@@ -57,13 +60,13 @@ class FedAlignDP(FedAlign):
     def __post_init__(self) -> None:
         refused = {
             "discriminator": self.discriminator != "off", "ignore_pool": self.ignore_pool, "sums": self.sums,
-            "include_self": self.include_self,
+            "include_self": self.include_self, "pool": self.pool != "others",
         }  # fmt: skip
         for name, given in refused.items():
             if given:
                 raise UsageError(
                     f"fedalign-dp has no {name} = {getattr(self, name)!r}: "
-                    "it would couple the records of a batch; leave it out."
+                    "it would couple a client's records; leave it out."
                 )
 
     @property

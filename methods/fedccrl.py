@@ -13,7 +13,7 @@ Differs from the paper: sigma divides by HW - 1 and holds 1e-6 inside its root, 
 (8) is plain; the loss is that code's, the sum of three cross-entropies and a tenth of each alignment term
 (`classification="mean"` divides the first by three); the anchor is not its own positive (eq. 17; `include_self` is the
 code); mixed images are clamped to [0, 1] before AugMix and rounded to 8 bits, where the code truncates and lets values
-outside wrap around (`overflow="wrapped"`); MobileNetV3 has no dropout (fdgsec/nn/networks/classifiers.py)."""
+outside wrap around (`overflow="wrapped"`)."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -81,6 +81,12 @@ def color_moments(data: DomainDataset, rows: Tensor) -> Moments:
     return Moments(count=found.count, mean=(found.mean - mean) / std, m2=found.m2 / std.square())
 
 
+def color_statistics(data: DomainDataset, rows: Tensor) -> ImageStyles:
+    """The mean and std of the channels of the images at `rows`, float32, as they are sent."""
+    mean, std = color_moments(data, rows).style(unbiased=True, eps=EPS)
+    return ImageStyles(mean=mean.float(), std=std.float())
+
+
 Statistics = tuple[Tensor, Tensor]  # mean and std, each (B, C, 1, 1)
 
 
@@ -95,7 +101,7 @@ def interpolate_statistics(inputs: Tensor, own: Statistics, other: Statistics, l
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pool:
-    """The statistics that a client received, rows of `mean` and `std` (R, 3)."""
+    """The statistics that a client draws from, rows of `mean` and `std` (R, 3)."""
 
     mean: Tensor
     std: Tensor
@@ -176,8 +182,7 @@ class FedCCRL(FedAvg):
         """Eq. (9): the statistics of floor(r n_i) random images, in random order; the model is not used."""
         count = math.floor(self.upload_ratio * len(client.data) + 1e-9)  # .29 of 100 images are 29, not 28
         rows = torch.randperm(len(client.data), generator=rng)[:count]
-        mean, std = color_moments(client.data, rows).style(unbiased=True, eps=EPS)
-        return {"statistics": ImageStyles(mean=mean.float(), std=std.float())}, {**state, SHARED_ROWS: rows}
+        return {"statistics": color_statistics(client.data, rows)}, {**state, SHARED_ROWS: rows}
 
     def combine(
         self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: SecretStream
@@ -191,11 +196,11 @@ class FedCCRL(FedAvg):
     ) -> Objective:
         """The losses of three views, which draw from a separate stream so that batches are those of FedAvg."""
         return CrossClientAlignment(
-            method=self, pool=self.received_pool(client, inbox, child(rng, "pool")), rng=child(rng, "views")
+            method=self, pool=self.received_pool(client, inbox, state, child(rng, "pool")), rng=child(rng, "views")
         )
 
-    def received_pool(self, client: Client, inbox: Inbox, rng: torch.Generator) -> Pool | None:
-        """The received pool, or None if it is not used.
+    def received_pool(self, client: Client, inbox: Inbox, state: State, rng: torch.Generator) -> Pool | None:
+        """The pool that the client draws from, or None if it uses none.
 
         Raises UsageError where it is empty, ArtifactError where its rows are not statistics of three channels."""
         if self.ignore_pool or not self.mixing:
@@ -203,6 +208,7 @@ class FedCCRL(FedAvg):
         bank = artifact_in(inbox, "pool", StyleBank, of=client.name)
         if bank.mean.shape[1] != 3:
             raise ArtifactError(f"the pool of {client.name} must have rows of 3 channels; got {bank.mean.shape[1]}.")
+        bank = self.completed(bank, client, state)
         if not len(bank.mean):
             raise UsageError(
                 f"{client.name} received an empty pool; two participants or more need at least "
@@ -210,8 +216,12 @@ class FedCCRL(FedAvg):
             )
         return self.build_pool(bank, rng)
 
+    def completed(self, bank: StyleBank, client: Client, state: State) -> StyleBank:
+        """The received rows, with what the client adds to them: nothing."""
+        return bank
+
     def build_pool(self, bank: StyleBank, rng: torch.Generator) -> Pool:
-        """The pool of the received rows."""
+        """The pool of these rows."""
         return Pool(mean=bank.mean, std=bank.std)
 
     @torch.no_grad()

@@ -9,13 +9,14 @@ sets the constants. No code was released, hence there is no preset but `feddag-p
 Shares, every round: the teacher ("model") and the generator up; the perturbed teacher up, and on to every other
 client; one loss per evaluated model back; the student too, if it is global. Down come the global model, for the
 student, and the global generator, from round 0 on.
-Differs from the paper, or fills in what it leaves open: the teacher follows with 0.99; the generator is DDAIG's;
-x_hat is perturbed in the classifier's normalized space and not clamped; f and f_hat are the penultimate features;
-the margin cuts each record's discrepancy; the student's task loss is that of x plus that of x_hat; in warm-up rounds
-the student minimizes L_cls(x) alone and the generator is passed on unchanged; teacher and student normalize by
-their batches, and the teacher copies the student's running statistics. One forward pass S(x_hat) serves both
-steps of a batch: Algorithm 1 leaves the student unchanged between them. Training takes two optimizers, hence not
-through training.epochs."""
+Differs from the paper, or fills in what it leaves open: the teacher follows with 0.99; the generator is DDAIG's; x_hat
+is perturbed in the classifier's normalized space and not clamped; f and f_hat are the penultimate features; the margin
+cuts each record's discrepancy; the student's task loss is that of x plus that of x_hat; in warm-up rounds the student
+minimizes L_cls(x) alone and the generator is passed on unchanged; teacher and student normalize by their batches, and
+the teacher copies the student's running statistics (`teacher_buffers`). The paper defines full participation alone
+(Algorithm 2 goes over all n clients): with less, the teacher of a client that sat out is as old as its last round, and
+its weight in eq. (6) is that of an old model. One forward pass S(x_hat) serves both steps of a batch: Algorithm 1
+leaves the student unchanged between them. Training takes two optimizers, hence not through training.epochs."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -242,7 +243,7 @@ class FedDAG(SharpnessAware):
         self, networks: Networks, data: TrainingSet, *, clock: Clock, rng: torch.Generator
     ) -> dict[str, float]:
         """Run Algorithm 1's loop over mini-batches, in place; return the student's mean loss, steps and discrepancy."""
-        device, precision = prepare_training(networks.student, self.plan)
+        device, precision = prepare_training(networks.student, self.plan, rng)
         total, apart, seen, steps = torch.zeros((), device=device), torch.zeros((), device=device), 0, 0
         warming = clock.round < self.warm_up
         dealt = _scheduled_batches(data, self.plan, rng, clock=clock, device=device, precision=precision)

@@ -7,19 +7,22 @@ the clients' styles eq. (3) and the interpolation style its median (lines 15, 16
 
 Shares, once, before round 0: every client's style, 2C numbers, with the server alone; the server sends the
 interpolation style, 2C numbers, to every client.
-Differs from the paper: eq. (5) as printed has no hinge and squares the distances of features of any length, so that it
-is unbounded below; the default is the authors' code (hinge, unit vectors, plain distances), `triplet="printed"` the
-equation. Eq. (6) does not say whether a vector's squares are summed; they are averaged, as in the code. Eq. (4) alone
-is `alpha=1`; the default mixes half of the content back in, as the code behind the paper's numbers does. Images are
-transferred in the encoder's features, decoded, once each, and cropped like their originals; the code transfers every
-crop anew. The features of a batch and of its transferred batch serve all three terms: two passes where the code makes
-five, with the same gradient as long as no batch norm trains (`plan.freeze_norm`, set by both presets). Each further
-difference of the code is an option; `fisc-released` sets them all. Its color jitter and random grays are not
-available. Eq. (6) grows with the square of the features, and the paper's gamma_2 is for ResNet-50: without batch norm
-features can be so long that training only shortens them (SqueezeNet, ImageNet weights, PACS at 64 px: mean square
-1,600, the regularizer's gradient 90 times that of cross-entropy); set gamma2 to about 1e-4 there. With fewer than
-about 20 clients there is little to cluster: FINCH puts up to 3 into one cluster, and the median of one mean is that
-mean; a single client gets its own style."""
+Differs from the paper: FINCH compares image styles ("closeness between two image styles", below eq. (1)), not the
+feature maps that eq. (1) prints and the code flattens, which cluster by layout (`compared="map"`). Eq. (5) as printed
+has no hinge and squares the distances of features of any length, so that it is unbounded below; the default is the
+authors' code (hinge, unit vectors, plain distances), `triplet="printed"` the equation. Eq. (6) does not say whether a
+vector's squares are summed; they are averaged, as in the code. Eq. (4) alone is `alpha=1`; the default mixes half of
+the content back in, as the code behind the paper's numbers does. Images are transferred in the encoder's features,
+decoded, once each, and cropped like their originals; the code transfers every crop anew. The features of a batch and of
+its transferred batch serve all three terms: two passes where the code makes five, with the same gradient as long as no
+batch norm trains (`plan.freeze_norm`, set by both presets). Each further difference of the code is an option;
+`fisc-released` sets them all. Eq. (3) takes FINCH's last partition, and its median of an even number of clusters is the
+midpoint; the code takes the first partition and torch's lower median, and each partition has its own median by default.
+The code's color jitter and random grays are not available. Eq. (6) grows with the square of the features, and the
+paper's gamma_2 is for ResNet-50: without batch norm features can be so long that training only shortens them
+(SqueezeNet, ImageNet weights, PACS at 64 px: mean square 1,600, the regularizer's gradient 90 times that of
+cross-entropy); set gamma2 to about 1e-4 there. With fewer than about 20 clients there is little to cluster: FINCH puts
+up to 3 into one cluster, and the median of one mean is that mean; a single client gets its own style."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,7 +42,7 @@ from fdgsec.nn.networks.classifiers import Classifier, Normalization
 from fdgsec.nn.networks.group_norm_linear import drawn_linear
 from fdgsec.nn.styles.channel_statistics import EPS, Moments, concatenated, moments
 from fdgsec.nn.styles.finch import cluster_means, finch
-from fdgsec.nn.styles.image_styles import encoder_named, pictures, resized, statistics, style_transfer
+from fdgsec.nn.styles.image_styles import encoder_named, pictures, resized, scaled, statistics, style_transfer
 from fdgsec.nn.training.batches import Batch, TrainingSet, augment
 from fdgsec.nn.training.training_loop import Objective
 from fdgsec.nn.training.training_plan import TrainingPlan
@@ -48,9 +51,11 @@ from fdgsec.runtime.random_streams import child
 from fdgsec.runtime.secret_streams import SecretStream
 
 Partition = Literal["first", "last"]
-Median = Literal["lower", "mean_of_middle"]
+Median = Literal["of_partition", "lower", "mean_of_middle"]
 Sigma = Literal["mean", "mixture"]
 Triplet = Literal["hinge", "printed"]
+MEDIANS: Mapping[Partition, Median] = {"last": "mean_of_middle", "first": "lower"}
+"""The median that goes with each partition: the paper's pair, and the authors' code's."""
 AT_ONCE = 32  # images encoded or transferred together
 
 
@@ -75,23 +80,26 @@ def client_style(images: Moments, labels: Tensor, *, sigma: Sigma = "mean", eps:
 
 
 def interpolation_style(
-    means: Tensor, stds: Tensor, *, partition: Partition = "last", median: Median = "lower"
+    means: Tensor, stds: Tensor, *, partition: Partition = "last", median: Median = "of_partition"
 ) -> InterpolationStyle:
     """Cluster the clients' styles by FINCH, average each cluster, take the median per coordinate (eq. 3; lines 15, 16).
 
     `means` and `stds` are (clients, C), as clients send them; the result has their dtype. The paper takes FINCH's last
-    partition, the code its first. For an even number of clusters, "lower" is the smaller of the two middle values (the
-    code), "mean_of_middle" their mean. The order of the clients does not matter, beyond rounding; a single client gets
-    its own style. Raises ValueError for other shapes or names and for values that are not finite."""
+    partition, the code its first. For an even number of clusters, "mean_of_middle" is the median as usually defined,
+    the mean of the two middle values, "lower" the smaller of them (torch.median, in the code); "of_partition" is the
+    first for the last partition and the second for the first one. The last partition often has two clusters, of which
+    "lower" would be the minimum. The order of the clients does not matter, beyond rounding; a single client gets its
+    own style. Raises ValueError for other shapes or names and for values that are not finite."""
     if means.ndim != 2 or means.shape != stds.shape or not means.numel():
         raise ValueError(f"means and stds must both be (clients, C); got {tuple(means.shape)} and {tuple(stds.shape)}.")
-    if median not in ("lower", "mean_of_middle"):
-        raise ValueError(f"median must be 'lower' or 'mean_of_middle'; got {median!r}.")
+    if median not in ("of_partition", *MEDIANS.values()):
+        raise ValueError(f"median must be 'of_partition', 'lower' or 'mean_of_middle'; got {median!r}.")
     styles = torch.cat([means, stds], dim=1).to(torch.float64)
     ordered = cluster_means(styles, partition_of(styles, partition)).sort(dim=0).values
     upper = len(ordered) // 2
     lower = (len(ordered) - 1) // 2
-    center = ordered[lower] if median == "lower" else (ordered[lower] + ordered[upper]) / 2
+    chosen = MEDIANS[partition] if median == "of_partition" else median
+    center = ordered[lower] if chosen == "lower" else (ordered[lower] + ordered[upper]) / 2
     mean, std = center.to(means.dtype).chunk(2)
     return InterpolationStyle(mean=mean, std=std)
 
@@ -200,10 +208,11 @@ class FISC(FedAvg):
 
     `encoder` "vgg19-pre-relu" takes styles before ReLU 4_1 and transfers after it, as the code does. `compared` is
     what FINCH compares at a client: image styles, or (the code) whole feature maps, all held in memory. `style_input`
-    "loader" encodes images as the code's loader yields them: cropped, mirrored, ImageNet-normalized. `extra_layer` is
-    the code's additional linear layer after the pooled features. Table 11: v1 and v2 are `local_clustering` and
-    `global_clustering` off (plain averages of image styles and of clients), v3 is `contrastive="none"`, v4 "ordinary"
-    (two crops of one image; nothing is shared), v5 the default."""
+    "loader" encodes images as the code's loader yields them: cropped, mirrored, ImageNet-normalized. `clamp` keeps
+    transferred images in [0, 1] and rounds them to 8 bits; the code hands the decoder's output to the network as it is.
+    `extra_layer` is the code's additional linear layer after the pooled features. Table 11: v1 and v2 are
+    `local_clustering` and `global_clustering` off (plain averages of image styles and of clients), v3 is
+    `contrastive="none"`, v4 "ordinary" (two crops of one image; nothing is shared), v5 the default."""
 
     encoder: str = "mini"
     style_size: int | None = None
@@ -213,10 +222,11 @@ class FISC(FedAvg):
     sigma: Sigma = "mean"
     client_partition: Partition = "last"
     server_partition: Partition = "last"
-    median: Median = "lower"
+    median: Median = "of_partition"
     local_clustering: bool = True
     global_clustering: bool = True
     alpha: float = 0.5
+    clamp: bool = True
     contrastive: Literal["interpolation", "ordinary", "none"] = "interpolation"
     triplet: Triplet = "hinge"
     margin: float = 0.3
@@ -344,14 +354,18 @@ class FISC(FedAvg):
     def transfer(self, pixels: Tensor, style: InterpolationStyle) -> Tensor:
         """Eq. (4) in the encoder's features, mixed with the content by `alpha`, decoded; uint8 (n, 3, H, W) in and out.
 
-        With `style_input="loader"` the decoder's output is denormalized, because the network normalizes its input."""
+        Without `clamp` the result is float32 and may leave [0, 1]. With `style_input="loader"` the decoder's output is
+        denormalized, because the network normalizes its input."""
         encoder = encoder_named(self.encoder.removesuffix("-pre-relu"))
         content = self._encoder_input(as_float(resized(pixels, self.style_size)))
-        drawn = style_transfer(encoder, content, style.mean, style.std, eps=self.eps, alpha=self.alpha)
+        drawn = style_transfer(
+            encoder, content, style.mean, style.std, eps=self.eps, alpha=self.alpha, clamp=self.clamp
+        )
         if self._uses_loader:
             normal = Normalization()
             drawn = drawn * normal.std + normal.mean
-        return pictures(drawn, size=None if self.style_size is None else pixels.shape[2])
+        size = None if self.style_size is None else pixels.shape[2]
+        return pictures(drawn, size=size) if self.clamp else scaled(drawn, size)
 
     def objective(
         self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator

@@ -62,12 +62,14 @@ class PublicRule:
 
 
 RULES = (
-    PublicRule(partition="last"),
-    PublicRule(partition="first"),
     PublicRule(partition="last", median="mean of middle"),
+    PublicRule(partition="first"),
+    PublicRule(partition="last"),
     PublicRule(partition="first", median="mean of middle"),
     PublicRule(partition=None),
 )
+"""The paper's rule, the authors' code's, and others: of an odd number of clusters both medians are the same, and the
+first rule that fits is taken."""
 
 
 def identify_rule(examples: Sequence[tuple[Tensor, Tensor]]) -> PublicRule | None:

@@ -16,7 +16,7 @@ from fdgsec.threats.attack import Case, PositiveControl, Truth
 from fdgsec.threats.positive_control_data import PlantedStatistics, planted_images, planted_moments
 
 POOL, SIZE, CHANNELS, FEDERATIONS = 20, 8, 32, 6
-RULE = PublicRule(partition="last")
+RULE = PublicRule(partition="last", median="mean of middle")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

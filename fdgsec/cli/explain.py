@@ -1,4 +1,4 @@
-"""`fdgsec explain`: what an attack, claim, defense, method or target is."""
+"""`fdgsec explain`: what an attack, claim, defense, method, preset or target is."""
 
 import json
 import textwrap
@@ -9,11 +9,12 @@ import typer
 from fdgsec.cli.options import AsJson
 
 WIDTH = 120
-Name = Annotated[str, typer.Argument(help="An attack, claim, defense, method or target (see `fdgsec list`).")]
+Name = Annotated[str, typer.Argument(help="An attack, claim, defense, method, preset or target (see `fdgsec list`).")]
 
 
 def command(name: Name, as_json: AsJson = False) -> int:
-    """Say what an attack, claim, defense, method or target is, what it needs or sends, and how it is measured."""
+    """Say what an attack, claim, defense, method or target is, what it needs or sends, and how it is measured; of a
+    preset, where each of its values comes from."""
     from fdgsec.experiments.explain import explain
 
     found = explain(name)

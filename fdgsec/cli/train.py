@@ -10,7 +10,10 @@ from fdgsec.cli import options as o
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.progress import progress_bars
 
-Method = Annotated[str, typer.Option("--method", help="A method by name (`fdgsec list methods`).")]
+Method = Annotated[
+    str | None,
+    typer.Option("--method", help="A method by name (`fdgsec list methods`); default: the preset's, else fedavg."),
+]
 Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Train so many seeds, counted from --seed, and average.")]
 
 
@@ -21,7 +24,7 @@ Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Train so many seeds,
 )  # fmt: skip
 def command(
     *,
-    method: Method = "fedavg",
+    method: Method = None,
     dataset: o.Dataset = "shapes",
     data_root: o.DataRoot = None,
     given: Mapping[str, Any],
@@ -47,10 +50,12 @@ def command(
     from fdgsec.experiments.bench.seeds import train_seeds
     from fdgsec.experiments.flower.engine_choice import EngineChoice, federation_of, flower_federation
     from fdgsec.experiments.flower.train_remote import train_remote
+    from fdgsec.experiments.preset_sources import preset_experiment
     from fdgsec.experiments.run_config import train_settings
 
+    experiment_of_preset = preset_experiment(preset) if preset and method is None else None
     config = train_settings(
-        method,
+        method or (experiment_of_preset.method if experiment_of_preset else "fedavg"),
         {**given, "dataset": dataset, "seed": seed, "defenses": defense or (), "allow_partial": allow_partial},
         preset=preset, assignments=set_ or (),
     )  # fmt: skip

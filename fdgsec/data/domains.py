@@ -14,8 +14,8 @@ from fdgsec.runtime.errors import DataError
 
 
 def as_float(pixels: Tensor) -> Tensor:
-    """Convert uint8 pixels of any shape to float32 in [0, 1]."""
-    return pixels.to(torch.float32).div_(255.0)
+    """Convert uint8 pixels of any shape to float32 in [0, 1]; float images are returned as they are."""
+    return pixels if pixels.is_floating_point() else pixels.to(torch.float32).div_(255.0)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

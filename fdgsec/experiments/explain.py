@@ -1,4 +1,4 @@
-"""The verb `explain`: attacks, claims, defenses, methods and targets, described from code, ledger entries and docs."""
+"""The verb `explain`: attacks, claims, defenses, methods, presets and targets, described from code, data and docs."""
 
 import difflib
 import inspect
@@ -11,7 +11,16 @@ from typing import Literal, TypeVar, cast
 
 from fdgsec.experiments.claims.catalogue import ENCODER_KINDS, Claim, Probe, ledger
 from fdgsec.experiments.claims.tables import PARTIES, criterion_text
-from fdgsec.experiments.run_config import target_method
+from fdgsec.experiments.preset_sources import (
+    PresetExperiment,
+    deviations,
+    preset_experiment,
+    preset_values,
+    sources,
+    value_lines,
+    written,
+)
+from fdgsec.experiments.run_config import presets, target_method
 from fdgsec.federation.defense import Defense, HasPolicy, Inspects, PartlyUndone, TrainsPrivately
 from fdgsec.federation.method import Method
 from fdgsec.federation.wire import Filter
@@ -73,7 +82,7 @@ class Explanation:
     """The explanation of one name: a title line, and sections with headings."""
 
     name: str
-    kind: Literal["attack", "claim", "defense", "method", "target"]
+    kind: Literal["attack", "claim", "defense", "method", "preset", "target"]
     title: str
     sections: Sequence[tuple[str, str]]
 
@@ -85,7 +94,7 @@ class Explanation:
 def explain(name: str) -> Explanation:
     """Explain what a name stands for. Raises UsageError for an unknown one, with the nearest.
 
-    A name that is both a method's and a target's stands for the method."""
+    A name that is both a method's and a target's or a preset's stands for the method."""
     claims = {claim.id: claim for claim in ledger()}
     explained: Mapping[str, tuple[Iterable[str], Callable[[str], Explanation]]] = {
         "attacks": (names("attacks"), _attack),
@@ -93,6 +102,7 @@ def explain(name: str) -> Explanation:
         "defenses": (names("defenses"), _defense),
         "methods": (names("methods"), _method),
         "targets": (targets(), _target),
+        "presets": (presets(), _preset),
     }
     for known, explanation in explained.values():
         if name in known:
@@ -244,6 +254,8 @@ def _method(name: str) -> Explanation:
         ("options (--set method.OPTION=VALUE)", _options(cls)),
         ("run it", f"fdgsec train --method {name}\nfdgsec attack --target {attacked[0] if attacked else name}"),
     ]
+    if name in presets():
+        rows.append((f"--preset {name}", "\n".join(value_lines(name))))
     return Explanation(name=name, kind="method", title=title, sections=rows)
 
 
@@ -257,6 +269,33 @@ def _target(name: str) -> Explanation:
         ("run it", f"fdgsec attack --target {name}"),
     ]
     return Explanation(name=name, kind="target", title=target.summary, sections=rows)
+
+
+def _preset(name: str) -> Explanation:
+    experiment = preset_experiment(name)
+    if experiment is None:
+        raise UsageError(f"preset {name} has no table [experiment]; name the method and the protocol it belongs to.")
+    values, followed = preset_values(name), "code" if name.endswith("-released") else "paper"
+    apart = [f"{key} = {written(values[key])}: {source.note}" for key, source in deviations(name).items()]
+    dataset = f" --dataset {experiment.dataset}" if experiment.dataset else ""
+    rows = [
+        ("experiment", _experiment(experiment)),
+        ("values: ours, the paper's (where), the authors' code's", "\n".join(value_lines(name))),
+        (f"not the {followed}'s, or where it is silent the other's", "\n".join(apart) or "none"),
+        ("run it", f"fdgsec train --preset {name}{dataset}"),
+    ]
+    if not sources(experiment.method):
+        rows[2] = ("sources", "the comments of its file; ccst, stablefdg, feddag, fisc and fedalign have a table")
+    title = f"settings of {experiment.method} for `fdgsec train --preset {name}`"
+    return Explanation(name=name, kind="preset", title=title, sections=rows)
+
+
+def _experiment(experiment: PresetExperiment) -> str:
+    if not experiment.protocol:
+        return experiment.why
+    where = f"arm {experiment.arm} of `fdgsec bench --protocol {experiment.protocol} --dataset {experiment.dataset}`"
+    apart = f"; that table sets for all its arms: {', '.join(experiment.differs)}" if experiment.differs else ""
+    return f"{where}{apart}\nvalues that it does not state are the defaults of `fdgsec explain {experiment.method}`"
 
 
 def _releases(method: Method | None) -> str:

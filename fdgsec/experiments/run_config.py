@@ -285,10 +285,11 @@ def resolve_settings(
 
     `method` holds the options that a target fixes. Raises UsageError for anything that is not a setting."""
     loaded = load_preset(preset) if preset else {}
-    foreign = set(loaded) - {"method", "with", "run", "attacks"}
+    foreign = set(loaded) - {"experiment", "method", "with", "run", "attacks"}
     if foreign:
         raise UsageError(
-            f"preset {preset} has tables {sorted(foreign)}; [method], [with], [run] and [attacks] are known."
+            f"preset {preset} has tables {sorted(foreign)}; [experiment], [method], [with], [run] and [attacks] are "
+            "known."
         )
     extra = parse_assignments(assignments)
     options = merged(loaded.get("method", {}), method or {}, extra.pop("method", {}))

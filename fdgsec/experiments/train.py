@@ -14,6 +14,7 @@ from fdgsec.experiments.report.html import render
 from fdgsec.experiments.report.schema import AttackReport
 from fdgsec.experiments.run_config import RunConfig
 from fdgsec.experiments.setup.defenses import defense_documents, defense_stack_of
+from fdgsec.experiments.setup.required_weights import check_weights
 from fdgsec.experiments.setup.run_federation import Federation, FederationRun, RunRequest, federate
 from fdgsec.experiments.setup.run_inputs import (
     World,
@@ -120,6 +121,7 @@ def train(
     if out is not None:
         check_replaceable(out)
     method = method_of(config)
+    check_weights(config)
     world = load_world(config, data_root=data_root, progress=progress)
     clients, validation = split_sources(world, config)
     unseen = unseen_images(world, config)

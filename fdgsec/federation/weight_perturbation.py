@@ -36,7 +36,7 @@ def batch_gradient(
     """Compute the gradient of the mean loss of one batch of `data`, by parameter, on the CPU.
 
     `network` takes no step, but its running statistics include the batch. Raises UsageError for an empty set."""
-    device, precision = prepare_training(network, plan)
+    device, precision = prepare_training(network, plan, rng)
     network.zero_grad(set_to_none=True)
     batch = next(epoch_of_batches(data, plan, rng, device=device, layout=precision.layout))
     with autocast(device, precision):

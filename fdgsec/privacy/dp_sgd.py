@@ -167,12 +167,13 @@ class PrivateTrainer:
         if not len(data):
             raise UsageError("a client has no training images; every client needs at least one.")
         check_trainable(model, plan, [*beside])
-        device, precision = prepare_training(model, plan)
+        drawing = self.secret.child("views", len(self._spent)).generator()
+        device, precision = prepare_training(model, plan, drawing)
         optimizer = optimizer or optimizer_of(model.parameters(), plan)
         session = _Session(
             trainer=self, model=model, data=data, versions=Versions.of(data), objective=objective, plan=plan,
             optimizer=optimizer, device=device, layout=precision.layout,
-            rng=self.secret.child("views", len(self._spent)).generator(),
+            rng=drawing,
         )  # fmt: skip
         session.check()
         records = len(session.versions)

@@ -239,7 +239,9 @@ def _picks(
 
 
 def picked(method: ArrangesPools, bank: StyleBank, rows: Tensor, rng: torch.Generator) -> dict[str, float]:
-    """The share of `rows` among draws from a pool and, where it has clusters, among draws from their clusters."""
+    """The share of `rows` among draws from a pool and, where it has clusters, among draws from their clusters.
+
+    The pool is the bank as received, without the receiver's own rows, which FedAlign adds."""
     pool = method.build_pool(bank, rng)
     drawn = pool.rows(DRAWS, rng)
     mine = torch.isin(drawn, rows)

@@ -2,7 +2,8 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.data.shapes import shapes
+from fdgsec.experiments.run_config import build, load_preset
 from fdgsec.federation.artifacts import InterpolationStyle, StyleStatistics
 from fdgsec.federation.method import Client, Clock
 from fdgsec.methods.fisc import (
@@ -23,10 +25,12 @@ from fdgsec.methods.fisc import (
     negatives,
     triplet_losses,
 )
-from fdgsec.nn.networks.classifiers import Classifier, build_classifier
+from fdgsec.nn.networks.classifiers import Classifier, Normalization, build_classifier
 from fdgsec.nn.styles.image_styles import encoder_named
-from fdgsec.nn.training.batches import Batch
+from fdgsec.nn.training.batches import Batch, batch_of
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.secret_streams import simulated_stream
 from tests.support.slow_finch import slow_finch, two_blobs
 
 CLOCK = Clock(round=0, rounds=1, participants=("client:0",))
@@ -100,6 +104,37 @@ def test_the_interpolation_style_is_the_median_of_the_cluster_means_of_equation_
         torch.testing.assert_close(torch.cat([made.mean, made.std]), torch.tensor(expected).double(), rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize(("preset", "which", "middle"), [
+    ("fisc-paper", -1, statistics.median), ("fisc-released", 0, statistics.median_low),
+])  # fmt: skip
+def test_a_presets_server_takes_the_papers_or_the_codes_partition_and_median(
+    preset: str, which: int, middle: Callable[[list[float]], float]
+):
+    method = build(FISC, load_preset(preset)["method"], where="method")
+    even = 0
+    for number in range(20):
+        means, stds, _ = two_blobs(number, channels=8)
+        rows = [[*m, *s] for m, s in zip(means.tolist(), stds.tolist(), strict=True)]
+        labels = slow_finch(torch.tensor(rows).double())[which]
+        clusters = [
+            [row for row, label in zip(rows, labels, strict=True) if label == j] for j in range(max(labels) + 1)
+        ]
+        averages = [[sum(row[i] for row in members) / len(members) for i in range(16)] for members in clusters]
+        uploads = {
+            f"client:{i}": {"style": StyleStatistics(mean=means[i].float(), std=stds[i].float())}
+            for i in range(len(rows))
+        }
+
+        sent, _ = method.combine(uploads, server={}, clock=CLOCK, rng=simulated_stream(0))
+
+        even += len(clusters) % 2 == 0
+        style = sent["client:0"]["style"]
+        assert isinstance(style, InterpolationStyle)
+        expected = torch.tensor([middle([average[i] for average in averages]) for i in range(16)])
+        torch.testing.assert_close(torch.cat([style.mean, style.std]), expected, rtol=1e-5, atol=1e-6)  # float32
+    assert even >= 3  # where the two medians differ
+
+
 def test_a_transferred_image_is_equation_4_decoded(client: Client):
     style = InterpolationStyle(mean=random(256, name="mean").float() * 30, std=random(256, name="std").float() * 20)
     pixels = client.data.pixels()[:2]
@@ -117,6 +152,40 @@ def test_a_transferred_image_is_equation_4_decoded(client: Client):
         drawn = encoder_named("mini").decode(features)
         assert float((as_float(made) - drawn).abs().max()) <= 0.5 / 255 + 1e-4  # rounding to 8 bits
     assert not torch.equal(whole, half)
+
+
+def test_the_released_network_gets_what_the_decoder_drew_beyond_0_and_1(client: Client):
+    method = build(FISC, {**load_preset("fisc-released")["method"], "encoder": "mini"}, where="method")
+    style = InterpolationStyle(mean=random(256, name="mean").float() * 30, std=random(256, name="std").float() * 20)
+    pixels = client.data.pixels()[:2]
+    mean, std = (torch.tensor(c).view(3, 1, 1) for c in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    content = encoder_named("mini").encode((pixels.float() / 255 - mean) / std)
+    center, spread = content.mean((2, 3), keepdim=True), (content.var((2, 3), keepdim=True) + 1e-5).sqrt()
+    adain = style.std.view(-1, 1, 1) * (content - center) / spread + style.mean.view(-1, 1, 1)
+    drawn = encoder_named("mini").decode(0.5 * adain + 0.5 * content, clamp=False)
+
+    state: dict[str, Tensor] = {}
+    plan = TrainingPlan(batch_size=2, crop=None, flip=0.0)
+    whole, _ = replace(method, plan=plan).training_set(
+        replace(client, data=client.data.subset(torch.arange(2))),
+        inbox={"style": style},
+        state=state,
+        rng=stream(0, "world", "t"),
+    )
+    batch = batch_of(
+        whole,
+        torch.arange(2),
+        plan,
+        stream(0, "world", "t"),
+        device=torch.device("cpu"),
+        layout=torch.contiguous_format,
+    )
+
+    assert batch.partners is not None
+    received = Normalization()(batch.partners)  # the first thing that the network does
+    torch.testing.assert_close(received, drawn, rtol=1e-4, atol=1e-4)  # float32, denormalized and normalized again
+    assert float(drawn.min()) < 0  # no picture: clamping to [0, 1] would change it
+    assert float((received - drawn.clamp(0, 1)).norm() / drawn.norm()) > 0.05
 
 
 def test_the_printed_triplet_loss_is_a_term_of_equation_5():

@@ -1,16 +1,19 @@
 """What FedAlign releases and mixes, against eqs. (7) to (10) and Algorithms 2 and 3 written out slowly."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from fdgsec.data.domains import as_float
+from fdgsec.experiments.run_config import build, load_preset
 from fdgsec.methods.fedalign import ClusteredPool, FedAlign, allocation, cluster_weights, difficulty_score
 from fdgsec.methods.fedccrl import interpolate_statistics, normalized
 from fdgsec.nn.styles.feature_styles import instance_statistics
 from fdgsec.nn.training.augmix import AugMix, Operation, blend_chains, dirichlet
 from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.secret_streams import simulated_stream
 from tests.support.slow_alignment import rows_of, slow_softmax, slow_statistics
 from tests.support.three_clients import CLOCK, clients, noise, pixels
 
@@ -33,6 +36,45 @@ def test_released_rows_are_equations_7_to_9_of_the_normalized_images():
             mu, sigma = slow_statistics(values)
             assert float(released["mean"][row, c]) == pytest.approx(mu, rel=1e-6, abs=1e-6)
             assert float(released["std"][row, c]) == pytest.approx(sigma, rel=1e-6)
+
+
+@pytest.mark.parametrize(("preset", "complete"), [("fedalign-paper", True), ("fedalign-released", False)])
+def test_the_papers_pool_has_the_clients_own_statistics_and_the_released_one_the_others_alone(
+    preset: str, complete: bool
+):
+    """Below eq. (10): "both its own statistics and those collected from other clients, forming the complete pool"."""
+    made = build(FedAlign, load_preset(preset)["method"], where="method")
+    method = replace(
+        made, upload_ratio=0.25, ignore_pool=False
+    )  # what arrives, although the code then leaves it unused
+    members, sent, states = clients(), {}, {}
+    for client in members:
+        sent[client.name], states[client.name] = method.share(
+            client, model=None, state={}, clock=CLOCK, rng=stream(0, "world", client.name)
+        )
+    inboxes, _ = method.combine(sent, server={}, clock=CLOCK, rng=simulated_stream(0))
+
+    me, *others = members
+    pool = method.received_pool(me, inboxes[me.name], states[me.name], stream(0, "world", "t"))
+
+    expected = []
+    for client in [*others, me] if complete else others:
+        for image in states[client.name]["shared_rows"].tolist():
+            values = [
+                [(float(x) / 255 - MEAN[c]) / STD[c] for x in client.data.pixels()[image, c].flatten()]
+                for c in range(3)
+            ]
+            expected.append([number for pair in zip(*map(slow_statistics, values), strict=True) for number in pair])
+    assert pool is not None
+    assert (
+        len(pool.mean)
+        == len(expected)
+        == sum(math.floor(len(c.data) / 4) for c in ([*others, me] if complete else others))
+    )
+    for row, numbers in enumerate(expected):
+        assert [*pool.mean[row].tolist(), *pool.std[row].tolist()] == pytest.approx(
+            numbers, rel=1e-5, abs=1e-5
+        )  # float32
 
 
 def test_mixcluster_is_lines_10_to_21_of_algorithm_2():

@@ -3,10 +3,10 @@
 Every `Classifier` is a body (stem and four stages, (N, C, h, w)), a neck (pooling to (N, d)) and a linear head. With
 `norm="group"` no record influences another and no operation is in place, as DP-SGD with Opacus needs.
 
-Differs from torchvision: images are normalized inside the model. There is no dropout (SqueezeNet .5, MobileNetV3 .2),
-because it would draw from torch's global stream. SqueezeNet's head is linear, without the ReLU between its last
-convolution and the average, so logits are a linear function of the features, as in all the others, and may be
-negative."""
+Differs from torchvision: images are normalized inside the model. MobileNetV3's dropout (.2) draws from a stream that
+its training gives it (fdgsec/nn/networks/dropout.py); SqueezeNet's (.5) is left out. SqueezeNet's head is linear,
+without the ReLU between its last convolution and the average, so logits are a linear function of the features, as in
+all the others, and may be negative."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import init
 
 from fdgsec.nn.networks import weights
+from fdgsec.nn.networks.dropout import Dropout
 from fdgsec.nn.networks.residual import BasicBlock, Bottleneck, InvertedResidual, without_batch_norm
 from fdgsec.runtime.errors import UsageError, unknown_name
 
@@ -248,7 +249,8 @@ def _resnet_parts(network: nn.Module) -> Parts:
 def _mobilenet_parts(network: nn.Module) -> Parts:
     stem, *stages = _slices(cast(nn.Sequential, network.get_submodule("features")), 2, 4, 7, 13)
     linear = cast(nn.Linear, network.get_submodule("classifier.0"))
-    return _body(stem, *stages), _neck(linear, network.get_submodule("classifier.1")), linear.out_features
+    dropout = Dropout(cast(nn.Dropout, network.get_submodule("classifier.2")).p)
+    return _body(stem, *stages), _neck(linear, network.get_submodule("classifier.1"), dropout), linear.out_features
 
 
 def _squeezenet_parts(network: nn.Module) -> Parts:

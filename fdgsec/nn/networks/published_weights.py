@@ -75,11 +75,16 @@ class WeightEntry:
 
 
 def _imagenet(
-    name: str, digest: str, *, file: str | None = None, converted: Callable[[State], State] = dict
+    name: str,
+    digest: str,
+    *,
+    file: str | None = None,
+    version: str = "V1",
+    converted: Callable[[State], State] = dict,
 ) -> WeightEntry:
     return WeightEntry(
         name=name,
-        what=f"torchvision's {name}, ImageNet-1k (IMAGENET1K_V1)",
+        what=f"torchvision's {name}, ImageNet-1k (IMAGENET1K_{version})",
         url=f"https://download.pytorch.org/models/{file or name}-{digest[:8]}.pth",
         sha256=digest,
         build=cast(Callable[[], nn.Module], partial(torchvision.models.get_model, name, weights=None)),
@@ -132,7 +137,7 @@ _FID = "https://github.com/mseitzer/pytorch-fid/releases/download/fid_weights"
 _ENTRIES = (
     _imagenet("resnet18", "f37072fd47e89c5e827621c5baffa7500819f7896bbacec160b1a16c560e07ec"),
     _imagenet("resnet50", "0676ba61b6795bbe1773cffd859882e5e297624d384b6993f7c9e683e722fb8a"),
-    _imagenet("mobilenet_v3_large", "8738ca797c879b547d18bbd15da5736ff2557b2036a9af72225393ca61759a04"),
+    _imagenet("mobilenet_v3_large", "5c1a4163", version="V2"),  # what FedAlign's and FedCCRL's codes start from
     _imagenet("squeezenet1_0", "b66bff10"),
     _imagenet(
         "densenet121",

@@ -114,9 +114,15 @@ def load_state(name: str, *, path: Path | None = None) -> dict[str, Tensor]:
 def record(name: str) -> ImportedWeights:
     """Read the record of the stored file, which must still be the imported one.
 
-    Raises UsageError for an unknown name, WeightsUnavailableError where it is missing or differs from its record."""
-    file = locate(name)
+    Raises UsageError for an unknown name, WeightsUnavailableError where it is missing or differs from its record, and
+    where it was the published file of an earlier version of fdgsec, which is another one now."""
+    entry, file = _entry(name), locate(name)
     known, digest = _record(name), _sha256(file)
+    if known is not None and known.official and not known.source_sha256.startswith(entry.sha256):
+        raise WeightsUnavailableError(
+            f"{file} was made from {known.source} (sha256 {known.source_sha256[:16]}), which an earlier version of "
+            f"fdgsec took for {name}; {entry.what} has sha256 {entry.sha256[:16]}. {entry.how_to_get}."
+        )
     if known is None or known.sha256 != digest:
         expected = f"sha256 {known.sha256[:16]}" if known else f"a record beside it ({name}.json)"
         raise WeightsUnavailableError(

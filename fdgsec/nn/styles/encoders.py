@@ -77,15 +77,16 @@ class StyleEncoder(nn.Module, ABC):
             )
         return self._features(images)
 
-    def decode(self, features: Tensor) -> Tensor:
-        """Map features (N, C, h, w) to images (N, 3, stride h, stride w), clamped to [0, 1].
+    def decode(self, features: Tensor, *, clamp: bool = True) -> Tensor:
+        """Map features (N, C, h, w) to images (N, 3, stride h, stride w), clamped to [0, 1] or (`clamp` off) as drawn.
 
         Raises UsageError where this encoder has no decoder or C differs."""
         if not self.has_decoder:
             raise UsageError(f"{self.name} gives statistics only and cannot draw images; use mini or vgg19.")
         if features.ndim != 4 or features.shape[1] != self.channels:
             raise UsageError(f"{self.name} decodes (N, {self.channels}, h, w); got {tuple(features.shape)}.")
-        return self._images(features).clamp(0, 1)
+        drawn = self._images(features)
+        return drawn.clamp(0, 1) if clamp else drawn
 
     def forward(self, images: Tensor) -> Tensor:
         """Call `encode`."""

@@ -82,11 +82,15 @@ def resized(pixels: Tensor, size: int | None) -> Tensor:
     """Resize uint8 images (n, 3, H, W) to `size` x `size` (antialiased, rounded to 8 bits); None keeps their size."""
     if size is None or tuple(pixels.shape[2:]) == (size, size):
         return pixels
-    parts = [
-        interpolate(as_float(part), size=(size, size), mode="bilinear", antialias=True, align_corners=False)
-        for part in pixels.split(CHUNK)
-    ]
+    parts = [scaled(as_float(part), size) for part in pixels.split(CHUNK)]
     return (torch.cat(parts).clamp(0, 1) * 255).round().to(torch.uint8)
+
+
+def scaled(images: Tensor, size: int | None) -> Tensor:
+    """Resize float images (n, 3, H, W) to `size` x `size` (antialiased); None keeps their size."""
+    if size is None or tuple(images.shape[2:]) == (size, size):
+        return images
+    return interpolate(images, size=(size, size), mode="bilinear", antialias=True, align_corners=False)
 
 
 def _table(dataset: DomainDataset, encoder: StyleEncoder, size: int | None) -> _Table:
@@ -159,16 +163,24 @@ def _code_of(encoder: StyleEncoder) -> str:
 
 
 def style_transfer(
-    encoder: StyleEncoder, images: Tensor, mean: Tensor, std: Tensor, *, eps: float = EPS, alpha: float = 1.0
+    encoder: StyleEncoder,
+    images: Tensor,
+    mean: Tensor,
+    std: Tensor,
+    *,
+    eps: float = EPS,
+    alpha: float = 1.0,
+    clamp: bool = True,
 ) -> Tensor:
     """Encode, apply AdaIN with the style (`mean`, `std`), decode, and crop the padding of the encoder's stride.
 
     `images` are float (N, 3, H, W), the result too; `mean` and `std` are (C,) or (N, C). The decoder gets
-    `alpha` parts of the restyled features and 1 - `alpha` of the content's own."""
+    `alpha` parts of the restyled features and 1 - `alpha` of the content's own; its output is clamped to [0, 1] unless
+    `clamp` is off."""
     content = encoder.encode(images)
     styled = adain(content, mean.to(content), std.to(content), eps=eps)
     features = styled if alpha == 1 else torch.lerp(content, styled, alpha)
-    return encoder.decode(features)[..., : images.shape[2], : images.shape[3]]
+    return encoder.decode(features, clamp=clamp)[..., : images.shape[2], : images.shape[3]]
 
 
 def pictures(images: Tensor, *, size: int | None) -> Tensor:

@@ -17,7 +17,7 @@ class Batch:
     """Augmented images (B, 3, H, W) in [0, 1], labels (B,), and their record numbers (B,).
 
     `partners` (B, 3, H, W) are the records' second versions where the training set has them, with the same crops and
-    flips."""
+    flips; where the set holds them as floats, in their own range."""
 
     images: Tensor
     labels: Tensor
@@ -29,8 +29,9 @@ class Batch:
 class TrainingSet:
     """A client's training images (n, 3, H, W) uint8 and labels (n,), original or stylized.
 
-    `partners`, of the same shape, holds another version of each image (FISC: in the interpolation style). `owners` (n,)
-    int64 is the record of each entry where a record has several versions (CCST); None: each entry is a record."""
+    `partners`, of the same shape, holds another version of each image (FISC: in the interpolation style), as uint8, or
+    as float32 where values may leave [0, 1] (FISC's released code). `owners` (n,) int64 is the record of each entry
+    where a record has several versions (CCST); None: each entry is a record."""
 
     images: Tensor
     labels: Tensor

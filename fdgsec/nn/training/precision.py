@@ -71,15 +71,19 @@ def processor_of(device: torch.device) -> Processor:
     return "cpu-amd-bf16" if amd and known.get("avx512_bf16") else "cpu"
 
 
-def precision_of(device: torch.device, backbone: str) -> Precision:
+def precision_of(
+    device: torch.device, backbone: str, *, wanted: Literal["table", "float32", "bfloat16"] = "table"
+) -> Precision:
     """Look up the table; other networks and processors use float32, contiguous.
 
-    FDGSEC_PRECISION, `float32` or `bfloat16`, sets the format on every processor, so that two machines may train alike.
-    Raises UsageError for another value of it."""
+    `wanted` is a training plan's own format: the papers trained in float32, and so do their presets and protocols on
+    every processor. FDGSEC_PRECISION, `float32` or `bfloat16`, sets the format on every processor and in every plan, so
+    that two machines may train alike. Raises UsageError for another value of it."""
     row = processor_of(device)
     fallback = PRECISION.get((row, "*"), Precision(dtype="float32", channels_last=False))
     found = PRECISION.get((row, backbone), fallback)
-    return found if (wish := requested_dtype()) is None else Precision(dtype=wish, channels_last=found.channels_last)
+    dtype = requested_dtype() or (found.dtype if wanted == "table" else wanted)
+    return Precision(dtype=dtype, channels_last=found.channels_last)
 
 
 def requested_dtype() -> Dtype | None:

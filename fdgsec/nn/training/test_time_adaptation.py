@@ -99,7 +99,7 @@ def _batches(order: Tensor, size: int) -> list[Tensor]:
 def _adapted(network: Classifier, images: Tensor, optimizer: torch.optim.Optimizer) -> Tensor:
     """Predict one batch, then take one step on the mean entropy of these predictions."""
     device = next(network.parameters()).device
-    precision = precision_of(device, network.backbone)
+    precision = precision_of(device, network.backbone, wanted="float32")
     network.to(memory_format=precision.layout)
     with autocast(device, precision):
         logits: Tensor = network(as_float(images.to(device)).contiguous(memory_format=precision.layout)).float()

@@ -10,9 +10,11 @@ from torch.nn import functional
 
 from fdgsec.data.domains import as_float
 from fdgsec.nn.networks.classifiers import Classifier
+from fdgsec.nn.networks.dropout import seed_dropout
 from fdgsec.nn.training.batches import Batch, TrainingSet, epoch_of_batches
 from fdgsec.nn.training.precision import Precision, autocast, precision_of
 from fdgsec.nn.training.training_plan import TrainingPlan, optimizer_of
+from fdgsec.runtime.random_streams import child
 
 
 class Objective(Protocol):
@@ -62,12 +64,18 @@ class CrossEntropy:
         return functional.cross_entropy(model(batch.images).float(), batch.labels, reduction="none")
 
 
-def prepare_training(model: Classifier, plan: TrainingPlan) -> tuple[torch.device, Precision]:
-    """Put `model` into training mode and its fastest layout; give its device and precision."""
+def prepare_training(
+    model: Classifier, plan: TrainingPlan, rng: torch.Generator | None = None
+) -> tuple[torch.device, Precision]:
+    """Put `model` into training mode and its fastest layout; give its device and precision.
+
+    Its dropout draws from a child of `rng`, without one it does nothing."""
     device = next(model.parameters()).device
-    precision = precision_of(device, model.backbone)
+    precision = precision_of(device, model.backbone, wanted=plan.precision)
     model.to(memory_format=precision.layout)
     model.train()
+    if rng is not None:
+        seed_dropout(model, child(rng, "dropout"))
     if plan.freeze_norm:
         for module in model.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -104,7 +112,7 @@ def epochs(
 
     `round` of `rounds` sets the learning rate by the schedule; `beside` are an objective's own parameters, trained by
     the same optimizer; a given `optimizer` continues from its state. Raises UsageError for an empty set."""
-    device, precision = prepare_training(model, plan)
+    device, precision = prepare_training(model, plan, rng)
     optimizer = optimizer or optimizer_of([*model.parameters(), *beside], plan)
     total, seen, step, epoch = torch.zeros((), device=device), 0, 0, 0
     while step < plan.steps if plan.steps is not None else epoch < plan.epochs:

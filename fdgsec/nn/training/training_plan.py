@@ -19,7 +19,8 @@ class TrainingPlan:
     the whole run: "cosine" per round, "cosine-epoch" per local epoch, "step" by `decay` every `decay_every` rounds.
     `crop` is the area range of a random resized crop (None: no crop), `translate` the probability of a random
     translation (enlarge by 1/8, crop the old size), `flip` that of a horizontal flip. `clip_norm` bounds the gradient's
-    norm; `freeze_norm` keeps batch-norm layers in evaluation mode while everything else trains."""
+    norm; `freeze_norm` keeps batch-norm layers in evaluation mode while everything else trains. `precision` is the
+    number format: that of the table in fdgsec/nn/training/precision.py, or float32 or bfloat16 on every processor."""
 
     epochs: int = 1
     steps: int | None = None
@@ -36,6 +37,7 @@ class TrainingPlan:
     flip: float = 0.5
     clip_norm: float | None = None
     freeze_norm: bool = False
+    precision: Literal["table", "float32", "bfloat16"] = "table"
 
     def __post_init__(self) -> None:
         counts = (self.epochs, self.batch_size, self.decay_every, 1 if self.steps is None else self.steps)

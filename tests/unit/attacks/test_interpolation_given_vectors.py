@@ -95,12 +95,12 @@ def check(vectors: Floats) -> None:
     assert compared >= 8
 
 
-@pytest.mark.parametrize("partition", ["first", "last"])
-def test_the_style_is_the_one_that_fisc_sends(partition: str):
+@pytest.mark.parametrize(("partition", "median"), [("first", "lower"), ("last", "mean of middle")])
+def test_the_style_is_the_one_that_fisc_sends(partition: str, median: str):
     vectors = client_vectors(60, 32).astype(np.float32)
     means, stds = torch.from_numpy(vectors).chunk(2, dim=1)
 
-    answer = published(vectors)[partition, "lower"]
+    answer = published(vectors)[partition, median]
 
     sent = interpolation_style(means, stds, partition="first" if partition == "first" else "last")
     assert torch.equal(answer.style, torch.cat([sent.mean, sent.std]))

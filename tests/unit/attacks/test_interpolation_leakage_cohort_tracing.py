@@ -1,5 +1,7 @@
 """Tracing clients in a published style: rules, likelihood ratios, influence."""
 
+from typing import Literal
+
 import pytest
 import torch
 from torch import Tensor
@@ -166,3 +168,16 @@ def test_a_client_in_a_cluster_of_two_is_counted_as_such():
     )
 
     assert influence(pairs.double(), PublicRule(partition="first")).in_pairs == 1.0
+
+
+def test_where_an_odd_number_of_clusters_leaves_both_medians_equal_the_papers_or_the_codes_pair_is_taken():
+    found = {}
+    partitions: tuple[Literal["first", "last"], ...] = ("last", "first")
+    for partition in partitions:
+        lower = PublicRule(partition=partition)
+        middle = PublicRule(partition=partition, median="mean of middle")
+        odd = [styles for seed in range(40) if torch.equal(lower(styles := styles_of(22, seed)), middle(styles))][:2]
+        rule = identify_rule([(styles, lower(styles).float().double()) for styles in odd])
+        found[partition] = (len(odd), rule.median if rule is not None else None)
+
+    assert found == {"last": (2, "mean of middle"), "first": (2, "lower")}

@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from fdgsec.federation.artifacts import StyleBank
-from fdgsec.methods.fedalign import Discriminator, Dropout, FedAlign, OpposedAlignment, discriminator_network
+from fdgsec.methods.fedalign import Discriminator, FedAlign, OpposedAlignment, discriminator_network
+from fdgsec.nn.networks.dropout import Dropout
 from fdgsec.runtime.random_streams import stream
 from tests.support.three_clients import CLOCK, PLAN, clients, noise, run, start
 

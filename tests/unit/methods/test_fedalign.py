@@ -91,6 +91,7 @@ def test_everything_switched_off_is_cross_entropy():
         {"classification": "sum"},
         {"overflow": "wrapped"},
         {"ignore_pool": True},
+        {"pool": "others"},
         {"clusters": 1},
     ],
 )
@@ -117,14 +118,16 @@ def test_the_received_pool_moves_the_model_and_an_ignored_one_does_not():
     assert torch.equal(model(0.3, ignore_pool=True), model(0.9, ignore_pool=True))
 
 
-def test_records_are_coupled_by_contrast_by_the_batchs_own_styles_and_by_reversal():
-    free = FedAlign(contrast=0.0)
+def test_records_are_coupled_by_contrast_by_styles_of_the_client_and_by_reversal():
+    free = FedAlign(contrast=0.0, pool="others")
 
     assert FedAlign().couples_records
     assert not free.couples_records
     assert not replace(free, discriminator="detached").couples_records
     assert replace(free, discriminator="reversed").couples_records
     assert replace(free, ignore_pool=True).couples_records
+    assert replace(free, pool="complete").couples_records
+    assert not replace(free, pool="complete", mixing=False).couples_records
 
 
 def test_releasing_all_keeps_every_other_option():
@@ -143,12 +146,13 @@ def test_the_paper_preset_uses_the_pool_two_independent_views_and_reversal():
     method = build(FedAlign, load_preset("fedalign-paper")["method"], where="method")
 
     plan = TrainingPlan(
-        epochs=3, batch_size=32, optimizer="adam", learning_rate=1e-3, weight_decay=1e-4, schedule="cosine", crop=None,
-        flip=0.0,
+        epochs=3, batch_size=32, optimizer="adam", learning_rate=1e-3, weight_decay=1e-4, schedule="cosine-epoch",
+        crop=None, flip=0.0, precision="float32",
     )  # fmt: skip
     assert method == FedAlign(
-        plan=plan, augmix=AugMix(width=-1, per_image=True), augmix_difficulty=True, discriminator="reversed"
-    )
+        plan=plan, keep_optimizer=True, augmix=AugMix(width=-1, per_image=True), augmix_difficulty=True,
+        discriminator="reversed",
+    )  # fmt: skip
 
 
 def test_the_released_preset_ignores_the_pool_and_chains_its_views():
@@ -156,11 +160,11 @@ def test_the_released_preset_ignores_the_pool_and_chains_its_views():
 
     plan = TrainingPlan(
         epochs=3, batch_size=32, optimizer="adam", learning_rate=1e-3, weight_decay=1e-4, schedule="cosine-epoch",
-        crop=None, flip=0.0,
+        crop=None, flip=0.0, precision="float32",
     )  # fmt: skip
     assert method == FedAlign(
         plan=plan, keep_optimizer=True, classification="sum", include_self=True, views="sequential",
-        overflow="wrapped", ignore_pool=True, discriminator="detached",
+        overflow="wrapped", pool="others", ignore_pool=True, discriminator="detached",
     )  # fmt: skip
 
 

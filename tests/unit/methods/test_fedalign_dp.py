@@ -174,7 +174,7 @@ def test_a_received_pool_is_clustered_as_fedalign_does_it():
     "options",
     [
         {"discriminator": "reversed"}, {"discriminator": "detached"}, {"ignore_pool": True}, {"sums": True},
-        {"include_self": True},
+        {"include_self": True}, {"pool": "complete"},
     ],
 )  # fmt: skip
 def test_options_by_which_records_meet_are_refused(options: Mapping[str, object]):
@@ -183,7 +183,7 @@ def test_options_by_which_records_meet_are_refused(options: Mapping[str, object]
 
 
 def test_the_papers_preset_fits_without_its_discriminator():
-    options = {**load_preset("fedalign-paper")["method"], "discriminator": "off"}
+    options = {**load_preset("fedalign-paper")["method"], "discriminator": "off", "pool": "others"}
 
     method = build(FedAlignDP, options, where="method")
 

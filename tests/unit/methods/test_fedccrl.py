@@ -134,7 +134,7 @@ def test_a_pool_of_other_channels_is_refused(rows: int, channels: int):
     bank = StyleBank(mean=torch.zeros(rows, channels), std=torch.ones(rows, channels), owner=torch.ones(rows).long())
 
     with pytest.raises(ArtifactError, match="must have rows of 3 channels"):
-        FedCCRL().received_pool(clients()[0], {"pool": bank}, stream(0, "world", "t"))
+        FedCCRL().received_pool(clients()[0], {"pool": bank}, {}, stream(0, "world", "t"))
 
 
 def test_foreign_artifacts_are_refused():
@@ -143,7 +143,7 @@ def test_foreign_artifacts_are_refused():
     with pytest.raises(TypeError, match="should hold ImageStyles in 'statistics'; it holds StyleStatistics"):
         FedCCRL().combine({"client:0": style}, server={}, clock=CLOCK, rng=simulated_stream(0))
     with pytest.raises(TypeError, match="should hold StyleBank in 'pool'; it holds StyleStatistics"):
-        FedCCRL().received_pool(clients()[0], {"pool": style["statistics"]}, stream(0, "world", "t"))
+        FedCCRL().received_pool(clients()[0], {"pool": style["statistics"]}, {}, stream(0, "world", "t"))
 
 
 def test_the_pool_changes_the_model_unless_it_is_ignored():
@@ -195,7 +195,7 @@ def test_the_preset_is_what_the_authors_run():
         keep_optimizer=True,
         plan=TrainingPlan(
             epochs=3, batch_size=32, optimizer="adam", learning_rate=1e-3, weight_decay=1e-4, schedule="cosine-epoch",
-            crop=None, flip=0.0,
+            crop=None, flip=0.0, precision="float32",
         ),
     )  # fmt: skip
     assert (config.backbone, config.pretrained, config.rounds, config.clients) == ("mobilenet_v3_large", True, 10, 6)

@@ -1,5 +1,7 @@
 """The table of number formats: which row a processor has, what overrides it, and what it must not touch."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,6 +18,10 @@ from fdgsec.runtime.random_streams import stream
 
 CPU = torch.device("cpu")
 PLAN = TrainingPlan(batch_size=4, crop=None, flip=0.0, learning_rate=0.01)
+DATA = TrainingSet(
+    images=torch.arange(8 * 3 * 32 * 32).remainder(251).reshape(8, 3, 32, 32).to(torch.uint8),
+    labels=torch.arange(8) % 2,
+)
 ZEN = {"cpu_name": "AMD EPYC 9654 96-Core Processor", "avx512_bf16": True}
 XEON = {"cpu_name": "INTEL(R) XEON(R) PLATINUM 8581C CPU @ 2.10GHz", "avx512_bf16": True}
 
@@ -80,6 +86,27 @@ def test_two_machines_can_be_told_to_train_alike(wish: str, known: dict[str, obj
     assert {precision_of(CPU, backbone).dtype for backbone in BACKBONES} == {wish}
     assert precision_of(torch.device("cuda"), "resnet18").dtype == wish
     assert environment()["precision"] == wish
+
+
+def test_a_plans_own_format_wins_over_the_table_and_the_variable_over_both(monkeypatch: pytest.MonkeyPatch):
+    gpu = torch.device("cuda")
+
+    assert precision_of(gpu, "resnet50").dtype == "bfloat16"
+    assert precision_of(gpu, "resnet50", wanted="float32") == Precision(dtype="float32", channels_last=True)
+    monkeypatch.setenv(VARIABLE, "bfloat16")
+    assert precision_of(gpu, "resnet50", wanted="float32").dtype == "bfloat16"
+
+
+def test_a_network_trains_in_the_format_of_its_plan():
+    halved, full = network(), network()
+
+    epochs(halved, DATA, CrossEntropy(), replace(PLAN, precision="bfloat16"), stream(0, "world", "fit"))
+    epochs(full, DATA, CrossEntropy(), replace(PLAN, precision="float32"), stream(0, "world", "fit"))
+
+    assert not torch.equal(weights_of(halved), weights_of(full))
+    again = network()
+    epochs(again, DATA, CrossEntropy(), PLAN, stream(0, "world", "fit"))
+    assert torch.equal(weights_of(again), weights_of(full))  # the table's format of `tiny` on every CPU
 
 
 def test_a_format_that_does_not_exist_is_named(monkeypatch: pytest.MonkeyPatch):

@@ -282,6 +282,24 @@ def test_the_old_keys_of_torchvisions_densenet_file_and_its_missing_counters_are
     assert loaded["features.norm0.num_batches_tracked"].dtype == torch.int64
 
 
+def test_what_an_earlier_version_took_for_the_published_file_is_not_loaded_as_todays(tmp_path, store):
+    state = torchvision.models.mobilenet_v3_large(weights=None).state_dict()
+    weights.import_file("mobilenet_v3_large", saved(state, tmp_path / "mine.pth"))
+    assert weights.load_state("mobilenet_v3_large")  # one's own file is no published one
+    path = store / "mobilenet_v3_large.json"
+    first_version = {
+        "official": True,
+        "source": "mobilenet_v3_large-8738ca79.pth",
+        "source_sha256": "8738ca79" + 56 * "0",
+    }
+    path.write_text(json.dumps({**json.loads(path.read_text()), **first_version}))
+
+    with pytest.raises(
+        WeightsUnavailableError, match=r"8738ca79.*IMAGENET1K_V2.*fdgsec weights fetch mobilenet_v3_large"
+    ):
+        weights.load_state("mobilenet_v3_large")
+
+
 @pytest.mark.data
 def test_a_real_half_precision_squeezenet_is_taken_and_is_not_mistaken_for_its_successor():
     folder = os.environ.get("FDGSEC_WEIGHTS")

@@ -62,7 +62,7 @@ def test_records_meet_in_each_coupled_part_alone(clients: list[Client], method: 
     "method",
     [
         FedAvg(plan=PLAN), CCST(plan=PLAN), StableFDGDP(plan=PLAN), FISCDP(plan=PLAN), FedAlignDP(plan=PLAN),
-        FedAlign(plan=PLAN, contrast=0.0, discriminator="detached"),
+        FedAlign(plan=PLAN, contrast=0.0, pool="others", discriminator="detached"),
     ],
     ids=["fedavg", "ccst", "stablefdg-dp", "fisc-dp", "fedalign-dp", "fedalign without contrast"],
 )  # fmt: skip
