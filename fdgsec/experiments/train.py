@@ -9,7 +9,7 @@ import torch
 
 from fdgsec.data.domains import DomainDataset
 from fdgsec.data.official_split_masks import official_mask, require_official
-from fdgsec.experiments.report.accuracy import accuracy_document, adapted_document
+from fdgsec.experiments.report.accuracy import accuracy_document, adapted_document, steps_document
 from fdgsec.experiments.report.html import render
 from fdgsec.experiments.report.schema import AttackReport
 from fdgsec.experiments.run_config import RunConfig
@@ -134,6 +134,8 @@ def train(
     if config.rounds:
         measured = accuracy_document(trained.final, unseen, validation, second=world.second())
         accuracy = {**measured, "round": trained.kept_round}
+        if (steps := steps_document(trained.curve)) is not None:
+            accuracy["steps"] = steps
         if adaptation is not None:
             adapted = adapted_document(trained.final, unseen, adaptation, seed=config.seed)
             accuracy |= {"adapted": {"adaptation": config.adapt, **adapted}}

@@ -130,6 +130,8 @@ def test_an_ablations_arms_are_trained_stacked_and_adapted(tmp_path: Path):
     assert {kind for kind in rows["ccst+jigen"]["traffic"]["up"]} >= {"ModelState", "StyleStatistics"}
     assert rows["overall-1+tent"]["accuracy"]["adapted"]["adaptation"] == "tent-ccst"
     assert "adapted" not in rows["ccst+jigen"]["accuracy"]
+    assert rows["ccst+jigen"]["accuracy"]["steps"] == {"per_client_and_round": 2.0, "total": 6.0}  # 75 images, batch 64
+    assert rows["ccst+jigen"]["processor_seconds"] > 0
 
 
 @every_bundled_table
