@@ -75,8 +75,8 @@ class Protocol:
     fields, the overrides in `datasets` for all arms, the arm's own options, the overrides in `datasets` for the arm.
     `pairs` are the LTDO splits by dataset; without them each domain is left out in turn. `metric` is the metric of the
     columns, and `baseline` names the arm to which the others are compared. `published_validation` holds what the paper
-    prints for LTDO's validation domains. With `tuning` each arm's learning rate is chosen first. `like` names a
-    protocol from which the fields in SHARED are inherited."""
+    prints for LTDO's validation domains, `published_costs` its costs by dataset and arm. With `tuning` each
+    arm's learning rate is chosen first. `like` names a protocol from which the fields in SHARED are inherited."""
 
     title: str
     source: str = ""
@@ -93,6 +93,7 @@ class Protocol:
     arms: Mapping[str, Any] = field(default_factory=dict)
     published: Mapping[str, Any] = field(default_factory=dict)
     published_validation: Mapping[str, Any] = field(default_factory=dict)
+    published_costs: Mapping[str, Any] = field(default_factory=dict)
 
     def arm(self, name: str) -> Arm:
         """The arm called `name`; a method that the protocol does not list runs with its defaults.
@@ -129,6 +130,10 @@ class Protocol:
     def printed_validation(self, dataset: str, arm: str) -> Mapping[str, float]:
         """The paper's percentages of an arm on each domain that it keeps for validation; empty if it reports none."""
         return {name: float(value) for name, value in self.published_validation.get(dataset, {}).get(arm, {}).items()}
+
+    def printed_costs(self, dataset: str, arm: str) -> Mapping[str, float]:
+        """The paper's costs of an arm by their names, with units; empty if it reports none."""
+        return {name: float(value) for name, value in self.published_costs.get(dataset, {}).get(arm, {}).items()}
 
     def config(
         self,

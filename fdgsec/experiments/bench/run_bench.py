@@ -274,7 +274,7 @@ def row_of(cell: Cell, config: RunConfig, report: AttackReport, seconds: float) 
     return {
         "key": cell.key, "arm": cell.arm, "domain": cell.domain, "validation": cell.validation, "seed": cell.seed,
         "settings": cell.settings, "method": config.method, "preset": config.preset, "rounds": config.rounds,
-        "clients": clients, "accuracy": report.accuracy,
+        "clients": clients, "participants": participants, "accuracy": report.accuracy,
         "traffic": traffic(report, rounds=config.rounds, participants=participants),
         "transcript_sha256": report.transcript_sha256, "seconds": seconds, "environment": environment(),
     }  # fmt: skip

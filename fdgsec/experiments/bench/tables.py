@@ -111,12 +111,14 @@ def _arm(
         "own_domains": mean_of(list(learned.values())).document() if learned else None,
         "validation": _validation(own),
         "paper_validation": table.printed_validation(dataset, arm),
+        "paper_costs": table.printed_costs(dataset, arm),
         "steps": steps_of(own),
         "difference": _differences(columns, against) if compared else {},
         "notes": [note for note in notes if note],
         "other_metrics": _others(own, table.metric),
         "bytes_per_round_and_client": _traffic(own),
         "seconds_per_run": sum(float(row["seconds"]) for row in own) / len(own),
+        "seconds_per_client_and_round": _seconds_per_update(own),
         "processor_seconds_per_run": sum(timed) / len(timed) if timed else None,
         "cells": len(own),
     }
@@ -126,6 +128,13 @@ def _columns(rows: Sequence[Row], metric: Metric, domains: Sequence[str]) -> dic
     """The scores of one arm by seed, for each domain and for the average over `domains`."""
     scores = {(row["domain"], row["seed"]): score_of(row, metric) for row in rows}
     return {name: _averages(scores, [name]) for name in domains} | {"average": _averages(scores, domains)}
+
+
+def _seconds_per_update(rows: Sequence[Row]) -> float | None:
+    """Seconds of a run, evaluation included, over its rounds and participants; None for rows without their number."""
+    if not all("participants" in row for row in rows):
+        return None
+    return sum(float(row["seconds"]) / (row["rounds"] * row["participants"]) for row in rows) / len(rows)
 
 
 def _validation(rows: Sequence[Row]) -> dict[str, object]:
@@ -242,6 +251,19 @@ def validation_cells_of(found: Mapping[str, Any]) -> tuple[list[str], list[list[
     return ["on the validation domain", *domains], lines if domains else []
 
 
+def cost_cells_of(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Costs as text, beside the paper's; no lines where the paper prints none."""
+    printed = list(dict.fromkeys(name for arm in found["arms"].values() for name in arm["paper_costs"]))
+    lines = []
+    for name, arm in found["arms"].items():
+        megabytes = sum(arm["bytes_per_round_and_client"]["up"].values()) / 1e6
+        costs = [f"{arm['paper_costs'][cost]:.2f}" if cost in arm["paper_costs"] else "-" for cost in printed]
+        seconds = arm["seconds_per_client_and_round"]
+        lines.append([name, f"{megabytes:.2f}", "-" if seconds is None else f"{seconds:.2f}", *costs])
+    header = ["costs", "MB up per client and round", "s per client and round", *(f"paper: {cost}" for cost in printed)]
+    return header, lines if printed else []
+
+
 def _steps(steps: Mapping[str, float] | None) -> str:
     return "-" if steps is None else f"{plain_count(steps['per_client_and_round'])} ({plain_count(steps['total'])})"
 
@@ -278,8 +300,13 @@ def caption(found: Mapping[str, Any]) -> str:
 
 def markdown(found: Mapping[str, Any]) -> str:
     """The table in Markdown."""
-    parts = [_markdown(*cells) for cells in (cells_of(found), validation_cells_of(found)) if cells[1]]
+    parts = [_markdown(*cells) for cells in _tables(found)]
     return "\n".join([f"{caption(found)}\n", *parts])
+
+
+def _tables(found: Mapping[str, Any]) -> list[tuple[list[str], list[list[str]]]]:
+    """The tables that have lines: accuracies, those on validation domains, costs."""
+    return [cells for cells in (cells_of(found), validation_cells_of(found), cost_cells_of(found)) if cells[1]]
 
 
 def _markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -289,7 +316,7 @@ def _markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 def latex(found: Mapping[str, Any]) -> str:
     """The table in LaTeX (booktabs)."""
-    parts = [_latex(*cells) for cells in (cells_of(found), validation_cells_of(found)) if cells[1]]
+    parts = [_latex(*cells) for cells in _tables(found)]
     return "\n".join([f"% {caption(found)}", *parts])
 
 

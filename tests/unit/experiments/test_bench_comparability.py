@@ -123,3 +123,15 @@ def test_the_accuracy_on_the_domain_kept_for_validation_stands_beside_the_papers
     assert "| on the validation domain | photo |" in markdown(found)
     assert "| ccst | 75.0 ± 0.0 (paper 93.05) |" in markdown(found)
     assert "on the validation domain" not in markdown(summary(TABLE, "shapes", two_arms(), planned=4))
+
+
+def test_costs_stand_beside_those_that_the_paper_prints():
+    rows = [{**each, "rounds": 10, "participants": 3} for each in two_arms()]
+    table = Protocol(title="A table", published_costs={"shapes": {"ccst": {"s once": 2.89}}})
+
+    found = summary(table, "shapes", rows, planned=4)
+
+    assert "| costs | MB up per client and round | s per client and round | paper: s once |" in markdown(found)
+    assert "| ccst | 0.00 | 2.00 | 2.89 |" in markdown(found)  # 10 bytes; 60 s over 10 rounds of 3 clients
+    assert "| fedavg | 0.00 | 2.00 | - |" in markdown(found)
+    assert r"ccst & 0.00 & 2.00 & 2.89 \\" in latex(found)
