@@ -90,7 +90,7 @@ def bench(
     runs = _Runs(table, request, out, stored(out / RESULTS), progress, tell, workers, limit)
     tuning = [(trial.cell, trial.config) for trial in trials]
     runs.add(tuning, partial(compute_trial, data_root), table_of=cells, later=cells if trials else ())
-    if trials:
+    if table.tuning is not None and trials:
         rates = chosen_rates(trials, runs.done)
         write_atomic(out / RATES, json.dumps(choices_document(table.tuning, rates), indent=1) + "\n")
         cells = _cells(request, table, columns, rates)

@@ -101,7 +101,8 @@ def _arm(
     """One arm of a summary."""
     own, base = ([row for row in rows if row["arm"] == name] for name in (arm, table.baseline))
     columns, against = _columns(own, table.metric, domains), _columns(base, table.metric, domains)
-    steps, timed = unequal_steps(own, base), [row["processor_seconds"] for row in own if "processor_seconds" in row]
+    steps = unequal_steps(own, base) if arm != table.baseline else ""
+    timed = [row["processor_seconds"] for row in own if "processor_seconds" in row]
     learned = _averages({(row["domain"], row["seed"]): own_domains_of(row) for row in own}, domains)
     notes = [steps, "" if has_learned(own, base) else NOT_LEARNED]
     compared = arm != table.baseline and (unequal or not steps)

@@ -78,6 +78,13 @@ def test_steps_are_equal_where_both_a_rounds_and_all_of_them_are(changes: dict[s
     rows = two_arms(**changes)
 
     assert unequal_steps(rows[2:], rows[:2]) == note
+    assert summary(TABLE, "shapes", rows, planned=4)["arms"]["ccst"]["notes"] == [note] * bool(note)
+
+
+def test_a_baseline_is_not_compared_with_itself_where_its_steps_are_not_recorded():
+    rows = [row("fedavg", 0, 0.5, steps=None)]
+
+    assert summary(TABLE, "shapes", rows, planned=1)["arms"]["fedavg"]["notes"] == []
 
 
 def test_steps_are_compared_cell_by_cell_and_not_by_their_mean():
