@@ -135,7 +135,8 @@ def _seconds_per_update(rows: Sequence[Row]) -> float | None:
     """Seconds of a run, evaluation included, over its rounds and participants; None for rows without their number."""
     if not all("participants" in row for row in rows):
         return None
-    return sum(float(row["seconds"]) / (row["rounds"] * row["participants"]) for row in rows) / len(rows)
+    updates = [int(row["rounds"]) * int(row["participants"]) for row in rows]
+    return sum(float(row["seconds"]) / number for row, number in zip(rows, updates, strict=True)) / len(rows)
 
 
 def _validation(rows: Sequence[Row]) -> dict[str, object]:
@@ -219,7 +220,8 @@ def spreadsheet(rows: Sequence[Row]) -> str:
         plain = [scores["value"], scores["low"], scores["high"], scores["n"]]
         others = [scores[name]["value"] if name in scores else "" for name in ("auc", "f1", "adapted")]
         kept = scores.get("validation_domain", {}).get("value", "")
-        steps = (steps_of([row]) or {"per_client_and_round": "", "total": ""}).values()
+        counted = steps_of([row])
+        steps = ["", ""] if counted is None else [counted["per_client_and_round"], counted["total"]]
         sent = [round(sum(row["traffic"][way].values())) for way in ("up", "down")]
         spent = [round(row[name], 1) if name in row else "" for name in ("seconds", "processor_seconds")]
         writer.writerow([*own, *plain, *others, own_domains_of(row), kept, *steps, *sent, *spent])

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -133,6 +133,33 @@ def test_an_ablations_arms_are_trained_stacked_and_adapted(tmp_path: Path):
     assert "adapted" not in rows["ccst+jigen"]["accuracy"]
     assert rows["ccst+jigen"]["accuracy"]["steps"] == {"per_client_and_round": 2.0, "total": 6.0}  # 75 images, batch 64
     assert rows["ccst+jigen"]["processor_seconds"] > 0
+
+
+@pytest.mark.slow  # eleven trainings
+def test_every_arm_of_the_cpu_protocol_takes_the_same_optimizer_steps_and_the_centralized_one_is_marked(tmp_path: Path):
+    given = {"backbone": "tiny", "pretrained": False, "image_size": 32, "per_class": 12, "rounds": 2}
+    request = BenchRequest(
+        protocol="cpu", dataset="shapes", domains=("sketch",), seeds=(0,), given=given,
+        assignments=("method.plan.learning_rate=0.001",),
+    )  # fmt: skip
+
+    arms = bench(request, data_root=None, out=tmp_path, progress=NoProgress())["arms"]
+
+    steps = {name: (arm["steps"]["per_client_and_round"], arm["steps"]["total"]) for name, arm in arms.items()}
+    assert steps.pop("centralized") == (120.0, 240.0)
+    assert set(steps.values()) == {(40.0, 240.0)}
+    assert "120 steps against 40" in arms["centralized"]["notes"]
+    assert not arms["centralized"]["difference"]
+    assert "average" in arms["ccst"]["difference"]
+
+
+def test_every_arm_of_the_cpu_protocol_names_its_options():
+    table = protocol_named("cpu")
+
+    named = {name for name in table.arms if table.arm(name).preset or table.arm(name).options}
+    assert named == set(table.arms) - {"fedavg"}  # which has no options but the table's
+    assert {"weights", "select", "keep_optimizer"} == set(table.options)
+    assert set(table.plan) == {field.name for field in fields(TrainingPlan)}
 
 
 @every_bundled_table
