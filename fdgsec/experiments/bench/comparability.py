@@ -9,8 +9,9 @@ Row = Mapping[str, Any]
 
 MARGIN = 0.03
 """How far below the baseline's an arm's own-domain accuracy may be."""
-TOLERANCE = 0.01
-"""Relative difference up to which numbers of steps count as equal: a batch more or less in a hundred."""
+TOLERANCE = 0.05
+"""Relative difference up to which numbers of steps count as equal: three epochs end in three short batches, one epoch
+over three times the images in one (72 against 71 steps, CCST's Table 3 on photo)."""
 NOT_LEARNED = "has not learned its own domains: not comparable"
 NOT_RECORDED = "steps not recorded"
 
