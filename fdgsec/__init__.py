@@ -206,6 +206,7 @@ def bench(
     domains: Sequence[str] = (),
     seeds: Sequence[int] = (),
     baseline: str = "",
+    unequal_steps: bool = False,
     data_root: str | Path | None = None,
     out: str | Path | None = None,
     workers: int = 1,
@@ -216,7 +217,8 @@ def bench(
     """Train the cells of a protocol's (or an ablation's) table and return bench.json, as `fdgsec bench`.
 
     Empty `methods`, `domains`, `seeds` and `baseline` are the protocol's. With `out` the table is written there, and
-    the same call goes on where it stopped; otherwise nothing is kept."""
+    the same call goes on where it stopped; otherwise nothing is kept. With `unequal_steps` arms are compared that took
+    unequal numbers of optimizer steps."""
     from tempfile import TemporaryDirectory
 
     from fdgsec.experiments.bench.run_bench import BenchRequest
@@ -225,7 +227,7 @@ def bench(
 
     request = BenchRequest(
         protocol=protocol, ablation=ablation, dataset=dataset, arms=tuple(methods), domains=tuple(domains),
-        seeds=tuple(seeds), baseline=baseline, given=settings, assignments=tuple(assignments),
+        seeds=tuple(seeds), baseline=baseline, unequal=unequal_steps, given=settings, assignments=tuple(assignments),
     )  # fmt: skip
     with TemporaryDirectory() as nowhere:
         return experiment(

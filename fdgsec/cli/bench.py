@@ -27,6 +27,9 @@ Workers = Annotated[int, typer.Option("--workers", min=1, help="Runs trained at 
 Baseline = Annotated[
     str, typer.Option("--baseline", help="The arm that others are compared with; default: the protocol's.")
 ]
+Unequal = Annotated[
+    bool, typer.Option("--unequal-steps", help="Also show differences between arms with unequal optimizer steps.")
+]
 
 
 @o.takes("encoder", "backbone", "pretrained", "rounds", "clients", "per_domain", "per_class", "image_size", "device")
@@ -41,6 +44,7 @@ def command(
     limit: Limit = None,
     workers: Workers = 1,
     baseline: Baseline = "",
+    unequal_steps: Unequal = False,
     data_root: o.DataRoot = None,
     given: Mapping[str, Any],
     set_: o.Assignments = None,
@@ -55,12 +59,15 @@ def command(
         raise UsageError("a table of accuracies needs --rounds 1 or more.")
     request = BenchRequest(
         protocol=protocol, ablation=ablation, dataset=dataset, arms=_listed(methods), domains=_listed(domains),
-        seeds=tuple(range(seeds or 0)), baseline=baseline, assignments=tuple(set_ or ()),
+        seeds=tuple(range(seeds or 0)), baseline=baseline, unequal=unequal_steps, assignments=tuple(set_ or ()),
         given=given,
     )  # fmt: skip
     folder = out or Path("runs") / f"bench-{ablation or protocol}-{dataset}"
     with progress_bars() as progress:
-        found = bench(request, data_root=data_root, out=folder, progress=progress, limit=limit, workers=workers)
+        found = bench(
+            request, data_root=data_root, out=folder, progress=progress, limit=limit, workers=workers,
+            tell=lambda line: typer.echo(line, err=True),
+        )  # fmt: skip
     typer.echo(json.dumps(found, indent=1) if as_json else f"{markdown(found)}\n{folder}/bench.md, .csv, .tex, .json")
     return 0
 

@@ -137,6 +137,7 @@ def print_seeds(found: Mapping[str, Any], *, as_json: bool, out: Path | None) ->
     scores = {f"accuracy on {found['unseen_domain']} (unseen)": found["accuracy"]}
     scores |= {f"weighted {name}": found[name] for name in ("auc", "f1") if name in found}
     scores |= {f"validation accuracy on {domain}": mean for domain, mean in found["per_domain"].items()}
+    scores |= {"validation accuracy, mean over own domains": found["own_domains"]} if "own_domains" in found else {}
     rows = [
         (name, f"{mean['value']:.3f}", f"[{mean['low']:.3f}, {mean['high']:.3f}]", str(mean["n"]))
         for name, mean in scores.items()

@@ -7,7 +7,7 @@ Each partition maps the domain of every image to one array of image indices per 
 - `dirichlet_domain`: StableFDG's multi-domain clients, `cap=True`; FedAlign with alpha > 0, `cap=False`.
 - `lambda_split`: Bai et al., ICLR 2024, https://openreview.net/forum?id=wprSv7ichW, as their code; used by FISC.
 
-Deviations: every function refuses to leave a client empty, and redrawing (Dirichlet) ends after a fixed number."""
+Deviations: every function refuses to leave a client empty, and redrawing (Dirichlet) ends after 100,000 tables."""
 
 import math
 from collections.abc import Sequence
@@ -26,6 +26,9 @@ from fdgsec.runtime.random_streams import child, integer_seed
 
 Scheme = Literal["domain", "single-domain", "dirichlet", "lambda"]
 _Counts = npt.NDArray[np.int64]
+
+TABLES_AT_ONCE = 512
+"""Dirichlet tables that are drawn together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,12 +121,16 @@ def dirichlet_domain(
     alpha: float,
     cap: bool,
     min_samples: int = 1,
-    attempts: int = 1000,
+    attempts: int = 100_000,
 ) -> list[Tensor]:
-    """Spread every domain over all clients in proportions drawn from Dir(alpha, ..., alpha).
+    """Spread every domain over all clients in proportions drawn from Dir(alpha, ..., alpha), given that the smallest
+    client has `min_samples`.
 
-    With `cap` a client that already holds its even share of all images gets nothing of the next domain. The whole draw
-    is repeated until the smallest client has `min_samples`. Raises UsageError after `attempts` draws."""
+    With `cap` a client that already holds its even share of all images gets nothing of the next domain. The condition
+    is met by drawing the whole table again: its exact conditional law. Repeating one domain, or raising small clients,
+    would give another. Tables are drawn many at a time from one stream, as if one after the other, so that a condition
+    that one in 560 meets (30 clients of 70 images of PACS without sketch) takes milliseconds. Raises UsageError after
+    `attempts` draws."""
     _require_clients(clients)
     if not (alpha > 0 and math.isfinite(alpha)):
         raise UsageError(f"alpha must be positive and finite; got {alpha}.")
@@ -132,31 +139,36 @@ def dirichlet_domain(
         raise UsageError(f"{need}; there are {len(domain_ids)}: use fewer clients or a smaller min_samples.")
     draws = np.random.default_rng(integer_seed(child(rng, "proportions")))
     shuffled = _shuffled(domain_ids, rng)
-    best = 0
-    for _ in range(attempts):
-        counts = _dirichlet_counts([len(part) for part in shuffled], clients, draws, alpha, cap)
-        best = max(best, int(counts.sum(axis=1).min()))
-        if counts.sum(axis=1).min() >= min_samples:
-            return _occupied(_cut(shuffled, counts))
+    sizes = [len(part) for part in shuffled]
+    best, drawn, several = 0, 0, 1
+    while drawn < attempts:
+        several = min(2 * several, TABLES_AT_ONCE, attempts - drawn)
+        tables = _dirichlet_counts(draws.dirichlet(np.full(clients, alpha), size=(several, len(sizes))), sizes, cap=cap)
+        smallest = tables.sum(axis=2).min(axis=1)
+        if (smallest >= min_samples).any():
+            return _occupied(_cut(shuffled, tables[np.argmax(smallest >= min_samples)]))
+        best, drawn = max(best, int(smallest.max())), drawn + several
     raise UsageError(
         f"no Dirichlet split (alpha={alpha}) of {len(domain_ids)} images over {clients} clients left every client "
-        f"{min_samples} images in {attempts} draws (the best left {best}); raise alpha or use fewer clients."
+        f"{min_samples} images in {attempts:,} draws (the best left {best}); raise alpha or use fewer clients."
     )
 
 
-def _dirichlet_counts(
-    sizes: Sequence[int], clients: int, draws: np.random.Generator, alpha: float, cap: bool
-) -> _Counts:
-    """Draw one table (clients, domains) of image counts."""
-    counts = np.zeros((clients, len(sizes)), dtype=np.int64)
+def _dirichlet_counts(proportions: npt.NDArray[np.float64], sizes: Sequence[int], *, cap: bool) -> _Counts:
+    """Turn proportions (tables, domains, clients) into image counts (tables, clients, domains)."""
+    tables, _, clients = proportions.shape
+    counts = np.zeros((tables, clients, len(sizes)), dtype=np.int64)
+    impossible = np.zeros(tables, dtype=bool)
     for domain, size in enumerate(sizes):
-        proportions = draws.dirichlet(np.full(clients, alpha))
+        own = proportions[:, domain]
         if cap:
-            proportions[counts.sum(axis=1) >= sum(sizes) / clients] = 0.0
-        reached = np.cumsum(proportions)
-        if reached[-1] == 0.0:  # every client that has room drew a proportion below the smallest float
-            return np.zeros_like(counts)
-        counts[:, domain] = np.diff((reached / reached[-1] * size).astype(np.int64), prepend=0)
+            own = np.where(counts.sum(axis=2) >= sum(sizes) / clients, 0.0, own)
+        reached = np.cumsum(own, axis=1)
+        whole = reached[:, -1:]
+        impossible |= whole[:, 0] == 0.0  # every client that has room drew a proportion below the smallest float
+        ends = (reached / np.where(whole == 0.0, 1.0, whole) * size).astype(np.int64)
+        counts[:, :, domain] = np.diff(ends, prepend=0, axis=1)
+    counts[impossible] = 0
     return counts
 
 

@@ -21,7 +21,9 @@ T = TypeVar("T")
 Profile = Literal["quick", "full"]
 Keep = Literal["artifacts", "models=last", "models=all"]
 
-LATER: Mapping[str, object] = {"roles": "none", "auxiliary": None}
+LATER: Mapping[str, object] = {
+    "roles": "none", "auxiliary": None, "validation_share": 0.1, "source_test_share": 0.0, "target_share": 1.0,
+}  # fmt: skip
 """Settings younger than stored tables, with the value under which a run is what it was without them."""
 
 
@@ -31,7 +33,10 @@ class RunConfig:
 
     `method` and `options` say what is run, `local` and `local_options` (`--with`) what is put on top of it, `adapt`
     whether the tested model also adapts to its test images; `per_domain` caps the images per domain, `per_class` those
-    per class and domain; `splits` says whether the seed or the dataset's official splits set validation images aside,
+    per class and domain; `splits` says whether the seed or the dataset's official splits set validation images aside;
+    the seed takes `validation_share` of each client's images for validation, and where `source_test_share` is above 0
+    so many for the accuracy on the sources; the model is tested on `target_share` of the unseen domain (official splits
+    say all that themselves);
     `roles` whether `train` keeps held-out and auxiliary images from its clients, as `attack` always does; `auxiliary`
     is the number of auxiliary images of each source domain, or "all" that clients and non-members can do without, in
     place of 15%; `rounds` 0 exchanges artifacts and trains nothing."""
@@ -53,6 +58,9 @@ class RunConfig:
     clients: int | None = None
     heterogeneity: float = 0.1
     splits: Literal["own", "official"] = "own"
+    validation_share: float = 0.1
+    source_test_share: float = 0.0
+    target_share: float = 1.0
     roles: Literal["none", "aside"] = "none"
     auxiliary: int | Literal["all"] | None = None
     allow_partial: bool = False

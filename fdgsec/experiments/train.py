@@ -9,7 +9,8 @@ import torch
 
 from fdgsec.data.domains import DomainDataset
 from fdgsec.data.official_split_masks import official_mask, require_official
-from fdgsec.experiments.report.accuracy import accuracy_document, adapted_document
+from fdgsec.data.partition import split_validation
+from fdgsec.experiments.report.accuracy import accuracy_document, adapted_document, steps_document
 from fdgsec.experiments.report.html import render
 from fdgsec.experiments.report.schema import AttackReport
 from fdgsec.experiments.run_config import RunConfig
@@ -32,6 +33,7 @@ from fdgsec.federation.run_folder import check_replaceable, environment, new_fol
 from fdgsec.nn.training.test_time_adaptation import Tent, adaptation_named, prepare_for_tent
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.progress import Progressive
+from fdgsec.runtime.random_streams import stream
 
 MODEL = "model.safetensors"
 """The kept model's file in a run's folder."""
@@ -40,12 +42,13 @@ MODEL = "model.safetensors"
 def split_sources(world: World, config: RunConfig) -> tuple[list[Client], dict[str, DomainDataset]]:
     """Partition the sources into clients, each with validation images split off before any augmentation.
 
-    Validation images are a random tenth of the client's images, or with `splits = "official"` those of the official
-    splits, if any. Returns the clients, and per domain the images for accuracy on the sources: validation images, or
-    official test images if there are any. With `roles = "aside"`, clients hold only images with the federation role.
-    Raises UsageError if no official split is known, if both options are combined, and for a number of auxiliary images
-    where none are kept aside."""
+    Validation images are `validation_share` of the client's images, by the seed, or with `splits = "official"` those of
+    the official splits, if any. Returns the clients, and per domain the images for accuracy on the sources: validation
+    images, or test images if there are any, the official ones or `source_test_share` of each client's. With
+    `roles = "aside"`, clients hold only images with the federation role. Raises UsageError if no official split is
+    known, for options that exclude each other, and for a number of auxiliary images where none are kept aside."""
     own = config.splits == "own"
+    _check_shares(config)
     if config.auxiliary is not None and config.roles != "aside":
         raise UsageError("auxiliary counts images that are kept from the clients; give --roles aside as well.")
     images = world.seen() if own else _listed(world)
@@ -54,8 +57,11 @@ def split_sources(world: World, config: RunConfig) -> tuple[list[Client], dict[s
             raise UsageError("--roles aside and --splits official exclude each other; leave one of them out.")
         kept = set(roles_of(world, config).federation.ids)
         images = images.subset(torch.tensor([name in kept for name in images.ids]))
-    clients = [_divided(client, config) for client in clients_of(images, config)]
+    found = clients_of(images, config)
+    tests = [_test_images(client, config) for client in found]
+    clients = [_divided(_without(client, test), config) for client, test in zip(found, tests, strict=True)]
     held = {name for client in clients if client.validation is not None for name in client.validation.ids}
+    held = {name for test in tests if test is not None for name in test.ids} or held
     measured: dict[str, DomainDataset] = {}
     for domain in world.sources:
         images = world.dataset.of_domain(domain)
@@ -95,13 +101,45 @@ def _divided(client: Client, config: RunConfig) -> Client:
                 "use fewer clients, or leave --splits out."
             )
         return Client(name=client.name, data=client.data.subset(~held), validation=client.data.subset(held))
-    return with_validation(client, seed=config.seed)
+    return with_validation(client, seed=config.seed, share=_share_of_the_rest(config))
+
+
+def _share_of_the_rest(config: RunConfig) -> float:
+    """The share of validation images among those that are left after the test images."""
+    return config.validation_share / (1 - (config.source_test_share if config.splits == "own" else 0.0))
+
+
+def _check_shares(config: RunConfig) -> None:
+    validation, test, target = config.validation_share, config.source_test_share, config.target_share
+    if not (0 <= validation < 1 and 0 <= test < 1 and validation + test < 1 and 0 < target <= 1):
+        raise UsageError(
+            "validation_share and source_test_share must lie in [0, 1) and leave images to train on, and target_share "
+            f"in (0, 1]; got {validation:g}, {test:g} and {target:g}."
+        )
+
+
+def _test_images(client: Client, config: RunConfig) -> DomainDataset | None:
+    """A client's images that are kept for the accuracy on the sources, None where validation images serve for that."""
+    if config.splits != "own" or not config.source_test_share:
+        return None
+    rng = stream(config.seed, "world", "source-test", client.name)
+    return split_validation(client.data, fraction=config.source_test_share, rng=rng)[1]
+
+
+def _without(client: Client, test: DomainDataset | None) -> Client:
+    if test is None:
+        return client
+    kept = set(test.ids)
+    return Client(name=client.name, data=client.data.subset(torch.tensor([i not in kept for i in client.data.ids])))
 
 
 def unseen_images(world: World, config: RunConfig) -> DomainDataset:
-    """The images that the model is measured on: all of the unseen domain, or with `splits = "official"` its official
-    test images where it has some."""
+    """The images that the model is measured on: `target_share` of the unseen domain by the seed (1: all of it), or with
+    `splits = "official"` its official test images where it has some."""
     unseen = world.unseen()
+    if config.splits == "own" and config.target_share < 1:
+        rng = stream(config.seed, "world", "target-test")
+        return split_validation(unseen, fraction=config.target_share, rng=rng)[1]
     named = official_mask(unseen, "test")
     return unseen.subset(named) if config.splits == "official" and named.any() else unseen
 
@@ -136,6 +174,8 @@ def train(
     if config.rounds:
         measured = accuracy_document(trained.final, unseen, validation, second=world.second())
         accuracy = {**measured, "round": trained.kept_round}
+        if (steps := steps_document(trained.curve)) is not None:
+            accuracy["steps"] = steps
         if adaptation is not None:
             adapted = adapted_document(trained.final, unseen, adaptation, seed=config.seed)
             accuracy |= {"adapted": {"adaptation": config.adapt, **adapted}}

@@ -21,7 +21,12 @@ def test_several_seeds_leave_a_folder_each_and_their_mean(tmp_path: Path, capsys
     assert found["accuracy"]["value"] == pytest.approx((single[0]["value"] + single[1]["value"]) / 2)
     assert found["auc"]["value"] == pytest.approx((single[0]["auc"]["value"] + single[1]["auc"]["value"]) / 2)
     assert set(found["per_domain"]) == {"photo", "painting", "cartoon"}
-    assert "accuracy on sketch (unseen)" in capsys.readouterr().out
+    own = [domain["value"] for each in single for domain in each["per_domain"].values()]
+    assert found["own_domains"]["value"] == pytest.approx(sum(own) / 6)
+    assert found["steps"] == single[0]["steps"] == {"per_client_and_round": 1.0, "total": 3.0}  # 38 images, batch 64
+    printed = capsys.readouterr().out
+    assert "accuracy on sketch (unseen)" in printed
+    assert "mean over own domains" in printed
 
 
 def test_two_domains_left_out_are_trained_on_by_nobody_and_both_measured(tmp_path: Path):

@@ -14,7 +14,7 @@ from fdgsec.runtime.errors import UsageError, unknown_name
 from fdgsec.runtime.registry import names
 
 ABLATION = "ablation-"
-SHARED = ("metric", "seeds", "run", "plan", "options", "datasets")
+SHARED = ("metric", "seeds", "tuning", "run", "plan", "options", "datasets")
 """The fields that a table inherits from the protocol named by `like`."""
 Metric = Literal["accuracy", "auc", "f1"]
 
@@ -54,14 +54,29 @@ class Pair:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """How the learning rate of each arm and column is chosen: runs at each of `rates` with `seed`, which no cell has.
+
+    fdgsec/experiments/bench/tuning.py has the rule."""
+
+    rates: tuple[float, ...]
+    seed: int = 100
+
+    def __post_init__(self) -> None:
+        if len(set(self.rates)) != len(self.rates) or not self.rates or min(self.rates) <= 0:
+            raise UsageError(f"tuning needs learning rates above 0, each once; got {list(self.rates)}.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Protocol:
     """One table: settings of all arms, the arms, and `published`, the paper's percentages by dataset, arm and domain.
 
     `run`, `plan` ([method.plan]) and `options` apply to every arm. Precedence, lowest first: the arm's preset, these
     fields, the overrides in `datasets` for all arms, the arm's own options, the overrides in `datasets` for the arm.
     `pairs` are the LTDO splits by dataset; without them each domain is left out in turn. `metric` is the metric of the
-    columns, and `baseline` names the arm to which the others are compared. `like` names a protocol from which the
-    fields in SHARED are inherited."""
+    columns, and `baseline` names the arm to which the others are compared. `published_validation` holds what the paper
+    prints for LTDO's validation domains, `published_costs` its costs by dataset and arm. With `tuning` each
+    arm's learning rate is chosen first. `like` names a protocol from which the fields in SHARED are inherited."""
 
     title: str
     source: str = ""
@@ -69,6 +84,7 @@ class Protocol:
     metric: Metric = "accuracy"
     baseline: str = "fedavg"
     seeds: int = 3
+    tuning: Tuning | None = None
     run: Mapping[str, Any] = field(default_factory=dict)
     plan: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -76,6 +92,8 @@ class Protocol:
     pairs: Mapping[str, Any] = field(default_factory=dict)
     arms: Mapping[str, Any] = field(default_factory=dict)
     published: Mapping[str, Any] = field(default_factory=dict)
+    published_validation: Mapping[str, Any] = field(default_factory=dict)
+    published_costs: Mapping[str, Any] = field(default_factory=dict)
 
     def arm(self, name: str) -> Arm:
         """The arm called `name`; a method that the protocol does not list runs with its defaults.
@@ -109,6 +127,14 @@ class Protocol:
         """The paper's percentages of an arm by domain, including "average"; empty if it reports none."""
         return {name: float(value) for name, value in self.published.get(dataset, {}).get(arm, {}).items()}
 
+    def printed_validation(self, dataset: str, arm: str) -> Mapping[str, float]:
+        """The paper's percentages of an arm on each domain that it keeps for validation; empty if it reports none."""
+        return {name: float(value) for name, value in self.published_validation.get(dataset, {}).get(arm, {}).items()}
+
+    def printed_costs(self, dataset: str, arm: str) -> Mapping[str, float]:
+        """The paper's costs of an arm by their names, with units; empty if it reports none."""
+        return {name: float(value) for name, value in self.published_costs.get(dataset, {}).get(arm, {}).items()}
+
     def config(
         self,
         arm: str,
@@ -116,9 +142,12 @@ class Protocol:
         seed: int,
         given: Mapping[str, Any],
         assignments: Sequence[str] = (),
+        *,
+        rate: float | None = None,
     ) -> RunConfig:
         """The settings of one training run; `given` values other than None override the protocol, --set overrides all.
 
+        `rate` is a learning rate that was chosen for this arm, in place of the plan's.
         Raises UsageError for an unknown arm, and for options of a local method without its name."""
         chosen = self.arm(arm)
         stated = {key: value for key, value in given.items() if value is not None}
@@ -129,7 +158,8 @@ class Protocol:
         }  # fmt: skip
         defaults = {"method": chosen.method, "target": chosen.method, "rounds": 10, "profile": "full"}
         plan = merged(self.plan, own.plan)
-        options = merged(self.options, {"plan": plan} if plan else {}, chosen.options, own.arms.get(arm, {}))
+        tuned = {} if rate is None else {"plan": {"learning_rate": rate}}
+        options = merged(self.options, {"plan": plan} if plan else {}, chosen.options, own.arms.get(arm, {}), tuned)
         config = resolve_settings(run, preset=chosen.preset, assignments=assignments, defaults=defaults, method=options)
         return replace(config, local_options=merged(chosen.local_options, config.local_options))
 

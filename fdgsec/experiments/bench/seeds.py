@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fdgsec.experiments.bench.tables import mean_of
+from fdgsec.experiments.report.accuracy import own_domain_accuracy
 from fdgsec.experiments.report.schema import AttackReport
 from fdgsec.experiments.run_config import RunConfig
 from fdgsec.experiments.setup.run_federation import Federation, federate
@@ -51,6 +52,12 @@ def _means(reports: Sequence[AttackReport]) -> dict[str, object]:
     for name in ("auc", "f1"):
         if all(name in document for document in documents):
             result[name] = mean_of([float(document[name]["value"]) for document in documents]).document()
+    own = [own_domain_accuracy(document) for document in documents]
+    if None not in own:
+        result["own_domains"] = mean_of([value for value in own if value is not None]).document()
+    if all("steps" in document for document in documents):
+        names = ("per_client_and_round", "total")
+        result["steps"] = {name: mean_of([document["steps"][name] for document in documents]).value for name in names}
     result["per_domain"] = {
         domain: mean_of([float(document["per_domain"][domain]["value"]) for document in documents]).document()
         for domain in first["per_domain"]

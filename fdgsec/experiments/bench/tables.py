@@ -1,4 +1,4 @@
-"""From finished cells to tables: means over seeds, paired differences, traffic and time, in four formats."""
+"""From finished cells to tables: means over seeds, paired differences, steps, traffic and time, in four formats."""
 
 import csv
 import io
@@ -9,9 +9,17 @@ from typing import Any
 
 from scipy import stats
 
+from fdgsec.experiments.bench.comparability import (
+    NOT_LEARNED,
+    Row,
+    has_learned,
+    own_domains_of,
+    plain_count,
+    steps_of,
+    unequal_steps,
+)
 from fdgsec.experiments.bench.protocols import Metric, Protocol
 
-Row = Mapping[str, Any]
 MEASURED: Mapping[Metric, str] = {"accuracy": "accuracy", "auc": "weighted AUC", "f1": "weighted F1"}
 """The name of each metric in tables."""
 
@@ -61,38 +69,83 @@ def mean_of(values: Sequence[float]) -> Mean:
 
 
 def summary(
-    table: Protocol, dataset: str, rows: Sequence[Row], *, planned: int, changed: Sequence[str] = ()
+    table: Protocol,
+    dataset: str,
+    rows: Sequence[Row],
+    *,
+    planned: int,
+    changed: Sequence[str] = (),
+    unequal: bool = False,
 ) -> dict[str, Any]:
     """The table as plain data: per arm and domain the mean score, the paper's, and the difference to the baseline.
 
     Scores are fractions, `paper` the paper's percentages. "accuracy" holds the protocol's metric; for an arm that
     adapts, its accuracy after adaptation. "average" is over domains, of seeds with all domains; the paper's average is
-    included only if its domains are the same. `changed` lists the user's changes to the protocol."""
+    included only if its domains are the same. "own_domains" is the accuracy on validation images of the clients'
+    domains, "validation" that on the domain that LTDO keeps for validation, by domain. Differences stand only between
+    arms with equal optimizer steps, or between all with `unequal`; "notes" says what is unequal. `changed` lists the
+    user's changes to the protocol."""
     arms = list(dict.fromkeys(str(row["arm"]) for row in rows))
     domains = list(dict.fromkeys(str(row["domain"]) for row in rows))
-    measured = {(row["arm"], row["domain"], row["seed"]): score_of(row, table.metric) for row in rows}
-    scores = {key: value for key, value in measured.items() if value is not None}
-    found: dict[str, object] = {}
-    for arm in arms:
-        columns = {name: _seeds(scores, arm, [name]) for name in domains}
-        columns["average"] = _seeds(scores, arm, domains)
-        base = {name: _seeds(scores, table.baseline, [name]) for name in domains}
-        base["average"] = _seeds(scores, table.baseline, domains)
-        own = [row for row in rows if row["arm"] == arm]
-        found[arm] = {
-            "accuracy": {name: mean_of(list(seeds.values())).document() for name, seeds in columns.items() if seeds},
-            "paper": _comparable(table.printed(dataset, arm), domains),
-            "difference": _differences(columns, base) if arm != table.baseline else {},
-            "other_metrics": _others(own, table.metric),
-            "bytes_per_round_and_client": _traffic(own),
-            "seconds_per_run": sum(float(row["seconds"]) for row in own) / len(own),
-            "cells": len(own),
-        }
+    found = {arm: _arm(table, dataset, arm, rows, domains, unequal) for arm in arms}
     return {
         "schema": 1, "title": table.title, "source": table.source, "dataset": dataset, "metric": table.metric,
         "baseline": table.baseline, "changed": list(changed), "domains": domains, "finished": len(rows),
         "planned": planned, "arms": found,
     }  # fmt: skip
+
+
+def _arm(
+    table: Protocol, dataset: str, arm: str, rows: Sequence[Row], domains: Sequence[str], unequal: bool
+) -> dict[str, object]:
+    """One arm of a summary."""
+    own, base = ([row for row in rows if row["arm"] == name] for name in (arm, table.baseline))
+    columns, against = _columns(own, table.metric, domains), _columns(base, table.metric, domains)
+    steps = unequal_steps(own, base) if arm != table.baseline else ""
+    timed = [row["processor_seconds"] for row in own if "processor_seconds" in row]
+    learned = _averages({(row["domain"], row["seed"]): own_domains_of(row) for row in own}, domains)
+    notes = [steps, "" if has_learned(own, base) else NOT_LEARNED]
+    compared = arm != table.baseline and (unequal or not steps)
+    return {
+        "accuracy": {name: mean_of(list(seeds.values())).document() for name, seeds in columns.items() if seeds},
+        "paper": _comparable(table.printed(dataset, arm), domains),
+        "own_domains": mean_of(list(learned.values())).document() if learned else None,
+        "validation": _validation(own),
+        "paper_validation": table.printed_validation(dataset, arm),
+        "paper_costs": table.printed_costs(dataset, arm),
+        "steps": steps_of(own),
+        "difference": _differences(columns, against) if compared else {},
+        "notes": [note for note in notes if note],
+        "other_metrics": _others(own, table.metric),
+        "bytes_per_round_and_client": _traffic(own),
+        "seconds_per_run": sum(float(row["seconds"]) for row in own) / len(own),
+        "seconds_per_client_and_round": _seconds_per_update(own),
+        "processor_seconds_per_run": sum(timed) / len(timed) if timed else None,
+        "cells": len(own),
+    }
+
+
+def _columns(rows: Sequence[Row], metric: Metric, domains: Sequence[str]) -> dict[str, dict[int, float]]:
+    """The scores of one arm by seed, for each domain and for the average over `domains`."""
+    scores = {(row["domain"], row["seed"]): score_of(row, metric) for row in rows}
+    return {name: _averages(scores, [name]) for name in domains} | {"average": _averages(scores, domains)}
+
+
+def _seconds_per_update(rows: Sequence[Row]) -> float | None:
+    """Seconds of a run, evaluation included, over its rounds and participants; None for rows without their number."""
+    if not all("participants" in row for row in rows):
+        return None
+    updates = [int(row["rounds"]) * int(row["participants"]) for row in rows]
+    return sum(float(row["seconds"]) / number for row, number in zip(rows, updates, strict=True)) / len(rows)
+
+
+def _validation(rows: Sequence[Row]) -> dict[str, object]:
+    """The mean accuracy on each domain that LTDO keeps for validation."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        if (kept := row["accuracy"].get("validation_domain")) is not None:
+            found.setdefault(str(kept["domain"]), []).append(float(kept["value"]))
+    return {domain: mean_of(values).document() for domain, values in found.items()}
 
 
 def score_of(row: Row, metric: Metric) -> float | None:
@@ -109,11 +162,12 @@ def _comparable(printed: Mapping[str, float], domains: Sequence[str]) -> dict[st
     return {name: value for name, value in printed.items() if whole or name != "average"}
 
 
-def _seeds(scores: Mapping[tuple[str, str, int], float], arm: str, domains: Sequence[str]) -> dict[int, float]:
+def _averages(scores: Mapping[tuple[str, int], float | None], domains: Sequence[str]) -> dict[int, float]:
     """The mean over `domains` of each seed that has all of them."""
-    seeds = sorted({seed for name, _, seed in scores if name == arm})
-    complete = [seed for seed in seeds if all((arm, domain, seed) in scores for domain in domains)]
-    return {seed: sum(scores[arm, domain, seed] for domain in domains) / len(domains) for seed in complete}
+    known = {key: value for key, value in scores.items() if value is not None}
+    seeds = sorted({seed for _, seed in known})
+    complete = [seed for seed in seeds if all((domain, seed) in known for domain in domains)]
+    return {seed: sum(known[domain, seed] for domain in domains) / len(domains) for seed in complete}
 
 
 def _differences(
@@ -150,8 +204,8 @@ def _traffic(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
 
 
 COLUMNS = (
-    "arm", "validation", "domain", "seed", "accuracy", "low", "high", "n", "auc", "f1", "adapted", "up", "down",
-    "seconds",
+    "arm", "validation", "domain", "seed", "accuracy", "low", "high", "n", "auc", "f1", "adapted", "own_domains",
+    "validation_domain", "steps_per_client_and_round", "steps", "up", "down", "seconds", "processor_seconds",
 )  # fmt: skip
 
 
@@ -165,22 +219,56 @@ def spreadsheet(rows: Sequence[Row]) -> str:
         own = [row["arm"], row["validation"], row["domain"], row["seed"]]
         plain = [scores["value"], scores["low"], scores["high"], scores["n"]]
         others = [scores[name]["value"] if name in scores else "" for name in ("auc", "f1", "adapted")]
+        kept = scores.get("validation_domain", {}).get("value", "")
+        counted = steps_of([row])
+        steps = ["", ""] if counted is None else [counted["per_client_and_round"], counted["total"]]
         sent = [round(sum(row["traffic"][way].values())) for way in ("up", "down")]
-        writer.writerow([*own, *plain, *others, *sent, round(row["seconds"], 1)])
+        spent = [round(row[name], 1) if name in row else "" for name in ("seconds", "processor_seconds")]
+        writer.writerow([*own, *plain, *others, own_domains_of(row), kept, *steps, *sent, *spent])
     return buffer.getvalue()
 
 
 def cells_of(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """The table as text: a header, and per arm the accuracies in per cent with the paper's in brackets."""
     columns = [*found["domains"], "average"]
-    header = ["", *columns, f"minus {found['baseline']}", "bytes up", "s per run"]
+    costs = ["bytes up", "s per run", "CPU s per run"]
+    header = ["", *columns, "own domains", "steps (in all)", f"minus {found['baseline']}", *costs]
     lines = []
     for name, arm in found["arms"].items():
         cells = [_percent(arm["accuracy"].get(column), arm["paper"].get(column)) for column in columns]
-        gap = arm["difference"].get("average")
+        gap = "; ".join(filter(None, [_signed(arm["difference"].get("average")), *arm["notes"]]))
         up = sum(arm["bytes_per_round_and_client"]["up"].values())
-        lines.append([name, *cells, _signed(gap), f"{up:,.0f}", f"{arm['seconds_per_run']:,.0f}"])
+        spent = arm["processor_seconds_per_run"]
+        cost = [f"{up:,.0f}", f"{arm['seconds_per_run']:,.0f}", "-" if spent is None else f"{spent:,.0f}"]
+        lines.append([name, *cells, _percent(arm["own_domains"], None), _steps(arm["steps"]), gap, *cost])
     return header, lines
+
+
+def validation_cells_of(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """The accuracies on LTDO's validation domains as text; no lines for a table that leaves one domain out."""
+    domains = list(dict.fromkeys(domain for arm in found["arms"].values() for domain in arm["validation"]))
+    lines = [
+        [name, *(_percent(arm["validation"].get(domain), arm["paper_validation"].get(domain)) for domain in domains)]
+        for name, arm in found["arms"].items()
+    ]
+    return ["on the validation domain", *domains], lines if domains else []
+
+
+def cost_cells_of(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Costs as text, beside the paper's; no lines where the paper prints none."""
+    printed = list(dict.fromkeys(name for arm in found["arms"].values() for name in arm["paper_costs"]))
+    lines = []
+    for name, arm in found["arms"].items():
+        megabytes = sum(arm["bytes_per_round_and_client"]["up"].values()) / 1e6
+        costs = [f"{arm['paper_costs'][cost]:.2f}" if cost in arm["paper_costs"] else "-" for cost in printed]
+        seconds = arm["seconds_per_client_and_round"]
+        lines.append([name, f"{megabytes:.2f}", "-" if seconds is None else f"{seconds:.2f}", *costs])
+    header = ["costs", "MB up per client and round", "s per client and round", *(f"paper: {cost}" for cost in printed)]
+    return header, lines if printed else []
+
+
+def _steps(steps: Mapping[str, float] | None) -> str:
+    return "-" if steps is None else f"{plain_count(steps['per_client_and_round'])} ({plain_count(steps['total'])})"
 
 
 def _percent(mean: Mapping[str, Any] | None, paper: float | None) -> str:
@@ -207,26 +295,40 @@ def caption(found: Mapping[str, Any]) -> str:
         printed = ""
     return (
         f"{found['title']}, {found['dataset']}: {MEASURED[found['metric']]} on the unseen domain in per cent, mean "
-        f"over seeds with Student's 95 % interval; {found['finished']} of {found['planned']} runs finished.{printed}"
+        f"over seeds with Student's 95 % interval; {found['finished']} of {found['planned']} runs finished.{printed} "
+        "Own domains: accuracy on validation images of the clients' domains. Steps: optimizer steps per participant "
+        "and round. Differences at unequal steps are left out unless asked for."
     )
 
 
 def markdown(found: Mapping[str, Any]) -> str:
     """The table in Markdown."""
-    header, lines = cells_of(found)
+    parts = [_markdown(*cells) for cells in _tables(found)]
+    return "\n".join([f"{caption(found)}\n", *parts])
+
+
+def _tables(found: Mapping[str, Any]) -> list[tuple[list[str], list[list[str]]]]:
+    """The tables that have lines: accuracies, those on validation domains, costs."""
+    return [cells for cells in (cells_of(found), validation_cells_of(found), cost_cells_of(found)) if cells[1]]
+
+
+def _markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     rule = ["---", *["---:"] * (len(header) - 1)]
-    rows = ["| " + " | ".join(row) + " |" for row in (header, rule, *lines)]
-    return f"{caption(found)}\n\n" + "\n".join(rows) + "\n"
+    return "".join("| " + " | ".join(row) + " |\n" for row in (header, rule, *lines))
 
 
 def latex(found: Mapping[str, Any]) -> str:
     """The table in LaTeX (booktabs)."""
-    header, lines = cells_of(found)
+    parts = [_latex(*cells) for cells in _tables(found)]
+    return "\n".join([f"% {caption(found)}", *parts])
+
+
+def _latex(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     escaped = [[_escaped(cell) for cell in row] for row in (header, *lines)]
     body = [" & ".join(row) + r" \\" for row in escaped]
     layout = "l" + "r" * (len(header) - 1)
     parts = [rf"\begin{{tabular}}{{{layout}}}", r"\toprule", body[0], r"\midrule", *body[1:], r"\bottomrule"]
-    return f"% {caption(found)}\n" + "\n".join([*parts, r"\end{tabular}"]) + "\n"
+    return "\n".join([*parts, r"\end{tabular}"]) + "\n"
 
 
 def _escaped(text: str) -> str:

@@ -1,6 +1,8 @@
-"""Evaluation of a trained model: accuracy, weighted AUC and F1 on the unseen domain, accuracy on the sources."""
+"""Evaluation of a trained model: accuracy, weighted AUC and F1 on the unseen domain, accuracy on the sources, and the
+optimizer steps that led to it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.method import GlobalModel
@@ -44,6 +46,24 @@ def adapted_document(model: GlobalModel, unseen: DomainDataset, how: Tent, *, se
     correct = int((tent_predictions(model.module(), unseen.pixels(), how=how, rng=rng) == unseen.labels).sum())
     interval = clopper_pearson(correct, len(unseen))
     return {"value": correct / len(unseen), "low": interval.low, "high": interval.high, "n": len(unseen)}
+
+
+def own_domain_accuracy(document: Mapping[str, Any]) -> float | None:
+    """The mean over the clients' own domains of the accuracy on their validation images, each domain counting once.
+
+    `document` is that of `accuracy_document`; None where no client has validation images."""
+    values = [float(domain["value"]) for domain in document["per_domain"].values()]
+    return sum(values) / len(values) if values else None
+
+
+def steps_document(curve: Sequence[Mapping[str, float]]) -> dict[str, float] | None:
+    """The optimizer steps of a run: the mean per participant and round, and the sum over all of them.
+
+    `curve` is that of a `FederationRun`; None where some client did not report its steps."""
+    if not curve or not all("steps" in point for point in curve):
+        return None
+    total = sum(point["steps"] for point in curve)
+    return {"per_client_and_round": total / sum(point["clients"] for point in curve), "total": total}
 
 
 def _named(domain: DomainDataset) -> str:

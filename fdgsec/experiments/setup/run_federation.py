@@ -71,6 +71,9 @@ class _Keeper:
         point = {"round": float(report.round)}
         if losses:  # private training reports no losses
             point["loss"] = sum(losses) / len(losses)
+        steps = [metrics["steps"] for metrics in report.metrics.values() if "steps" in metrics]
+        if steps and len(steps) == len(report.metrics):
+            point |= {"steps": sum(steps), "clients": float(len(steps))}
         accuracy = report.server.get("validation_accuracy")
         if accuracy is not None:
             point["validation_accuracy"] = float(accuracy)

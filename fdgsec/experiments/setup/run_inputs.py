@@ -142,10 +142,10 @@ def clients_of(
     return [Client(name=part.name, data=part.data, validation=held.get(part.name)) for part in parts]
 
 
-def with_validation(client: Client, *, seed: int) -> Client:
-    """Split a tenth of a client's images off for validation, before any augmentation."""
+def with_validation(client: Client, *, seed: int, share: float = 0.1) -> Client:
+    """Split `share` of a client's images off for validation, before any augmentation."""
     rng = stream(seed, "world", "validation", client.name)
-    train, validation = split_validation(client.data, fraction=0.1, rng=rng)
+    train, validation = split_validation(client.data, fraction=share, rng=rng)
     return Client(name=client.name, data=train, validation=validation)
 
 
@@ -153,7 +153,7 @@ def attacked_clients(world: World, roles: Roles, config: RunConfig, method: Meth
     """The clients of an attacked run: only images with the federation role, split if the method needs validation."""
     clients = clients_of(roles.federation.subset(roles.federation.domains != world.target), config)
     if config.rounds and method.reviews != "none":
-        clients = [with_validation(client, seed=config.seed) for client in clients]
+        clients = [with_validation(client, seed=config.seed, share=config.validation_share) for client in clients]
     return clients
 
 

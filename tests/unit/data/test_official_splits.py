@@ -217,3 +217,19 @@ def test_the_lists_of_minidomainnet_divide_its_domains(tmp_path: Path) -> None:
     assert [len(client.data) for client in clients] == [2, 2, 2]
     assert [len(images) for images in measured.values()] == [2, 2, 2]
     assert names_of_splits(unseen_images(world, config)) == {"test"}
+
+
+def test_a_split_column_in_the_list_of_pacs_is_its_official_split(tmp_path: Path) -> None:
+    """FISC's benchmark has one such list per pair of unseen domains."""
+    files = tree(*(f"pacs_v1.0/{d}/dog" for d in ("photo", "sketch", "cartoon")), per_folder=4)
+    splits = {"photo": ("train", "train", "id_val", "id_test"), "sketch": ("test",) * 4, "cartoon": ("val",) * 4}
+    rows = [f"{d}/dog/{n}.png,{d},dog,0,{s}" for d, parts in splits.items() for n, s in zip("abcd", parts, strict=True)]
+    files["pacs_v1.0/metadata.csv"] = text("path,domain,category,y,split", *rows)
+
+    config = settings("pacs", target_domain="sketch", validation_domain="cartoon")
+    world = world_of(config, tmp_path, files)
+    clients, measured = split_sources(world, config)
+
+    assert [(len(client.data), len(validation_of(client))) for client in clients] == [(2, 1)]
+    assert names_of_splits(measured["photo"]) == {"id_test"}
+    assert len(unseen_images(world, config)) == 4

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import pytest
 import torch
+from scipy import stats
 from torch import Tensor
 
 from fdgsec.data.domains import DomainDataset
@@ -19,7 +21,7 @@ from fdgsec.data.partition import (
     stablefdg_minimum,
 )
 from fdgsec.runtime.errors import DataError, UsageError
-from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.random_streams import child, integer_seed, stream
 from tests.support.domain_sizes import domain_ids, table
 
 Scheme = Callable[[Tensor, int], list[Tensor]]
@@ -101,6 +103,62 @@ def test_the_smallest_client_has_at_least_min_samples() -> None:
     parts = dirichlet_domain(ids, 10, rng=stream(0, "world"), alpha=0.5, cap=True, min_samples=31)
 
     assert min(map(len, parts)) >= 31
+
+
+@pytest.mark.parametrize("cap", [True, False])
+def test_a_split_is_the_first_of_whole_tables_drawn_one_by_one_that_leaves_no_client_short(cap: bool) -> None:
+    """Rejection sampling, which is the conditional law by definition: about one table in twenty is taken here."""
+    sizes, clients, least = (60, 90, 30), 6, 12
+    ids = domain_ids(sizes)
+
+    for seed in range(40):
+        found = table(
+            ids, dirichlet_domain(ids, clients, rng=stream(seed, "world"), alpha=0.5, cap=cap, min_samples=least)
+        )
+        assert found.tolist() == drawn_one_by_one(sizes, clients, seed=seed, cap=cap, least=least)
+
+
+def drawn_one_by_one(sizes: Sequence[int], clients: int, *, seed: int, cap: bool, least: int) -> list[list[int]]:
+    draws = np.random.default_rng(integer_seed(child(stream(seed, "world"), "proportions")))
+    while True:
+        totals, columns = np.zeros(clients, dtype=int), []
+        for size in sizes:
+            proportions = draws.dirichlet([0.5] * clients)
+            if cap:
+                proportions[totals >= sum(sizes) / clients] = 0.0
+            reached = np.cumsum(proportions)
+            ends = np.floor(reached / reached[-1] * size).astype(int)
+            columns.append([int(end) for end in np.diff(ends, prepend=0)])
+            totals = totals + columns[-1]
+        if totals.min() >= least:
+            return [list(client) for client in zip(*columns, strict=True)]
+
+
+def test_sizes_of_clients_follow_the_dirichlet_law_given_the_minimum() -> None:
+    """Two clients of one domain at alpha = 1: the first has 0 to 9 of 10 images with equal probability, so that given 3
+    images for each it has 3 to 7 with equal probability."""
+    ids = domain_ids((10,))
+
+    drawn = [
+        len(dirichlet_domain(ids, 2, rng=stream(seed, "world"), alpha=1.0, cap=False, min_samples=3)[0])
+        for seed in range(500)
+    ]
+
+    counts = [drawn.count(size) for size in range(3, 8)]
+    assert sum(counts) == 500
+    assert stats.chisquare(counts).pvalue > 0.001
+
+
+@pytest.mark.parametrize("seed", [2, 6, 12, 29, 35, 36, 42, 45])
+def test_stablefdgs_clients_of_pacs_without_sketch_are_found_for_every_seed(seed: int) -> None:
+    """One table in 560 leaves each of 30 clients 70 images; the first 1,000 tables of these seeds do not."""
+    ids = domain_ids((2048, 2344, 1670))
+
+    parts = dirichlet_domain(ids, 30, rng=stream(seed, "world"), alpha=0.5, cap=True, min_samples=70)
+
+    assert min(map(len, parts)) >= 70
+    with pytest.raises(UsageError, match=r"in 1,000 draws"):
+        dirichlet_domain(ids, 30, rng=stream(seed, "world"), alpha=0.5, cap=True, min_samples=70, attempts=1000)
 
 
 def test_a_small_alpha_concentrates_and_a_large_one_spreads() -> None:

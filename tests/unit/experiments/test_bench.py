@@ -25,8 +25,19 @@ REQUEST = BenchRequest(dataset="shapes", arms=("fedavg", "ccst-overall"), domain
 TABLE = Protocol(title="A table", source="A paper, Table 1", published={"shapes": {"fedavg": {"sketch": 55.7}}})
 
 
+STEPS = {"per_client_and_round": 9.0, "total": 180.0}
+
+
 def report(value: float, **changes: object) -> AttackReport:
-    accuracy = {"value": value, "low": value - 0.1, "high": value + 0.1, "n": 100, "auc": {"value": 0.5, "n": 100}}
+    accuracy = {
+        "value": value,
+        "low": value - 0.1,
+        "high": value + 0.1,
+        "n": 100,
+        "auc": {"value": 0.5, "n": 100},
+        "per_domain": {},
+        "steps": STEPS,
+    }
     plain = AttackReport(
         target="fedavg", method="fedavg", preset="", dataset={"roles": {"train": {"client:0": 5, "client:1": 5}}},
         encoder="none", backbone="tiny", seed=0, profile="full", reused=False, defenses=[], guarantees=[], accuracy=accuracy,
@@ -35,11 +46,18 @@ def report(value: float, **changes: object) -> AttackReport:
     return replace(plain, **changes)
 
 
-def row(arm: str, domain: str, seed: int, value: float) -> dict[str, Any]:
-    accuracy = {"value": value, "low": value - 0.1, "high": value + 0.1, "n": 100, "f1": {"value": 0.25, "n": 100}}
+def row(
+    arm: str, domain: str, seed: int, value: float, *, own: float = 0.8, steps: int = 9, rounds: int = 20
+) -> dict[str, Any]:
+    accuracy = {
+        "value": value, "low": value - 0.1, "high": value + 0.1, "n": 100, "f1": {"value": 0.25, "n": 100},
+        "per_domain": {"art": {"value": own, "n": 30}, "photo": {"value": own + 0.1, "n": 10}},
+        "steps": {"per_client_and_round": float(steps), "total": float(steps * rounds)},
+    }  # fmt: skip
     sent = {"up": {"ModelState": 1000.0}, "down": {"ModelState": 1000.0}}
     return {
         "arm": arm, "validation": "", "domain": domain, "seed": seed, "accuracy": accuracy, "traffic": sent, "seconds": 2.0,
+        "processor_seconds": 1.5,
     }  # fmt: skip
 
 
@@ -207,7 +225,9 @@ def test_every_format_holds_the_same_numbers_and_marks_the_papers():
     rows = [row("fedavg", "sketch", seed, value) for seed, value in ((0, 0.5), (1, 0.6))]
     found = summary(TABLE, "shapes", rows, planned=2)
 
-    assert "| fedavg | 55.0 ± 63.5 (paper 55.7) | 55.0 ± 63.5 |" in markdown(found)
+    assert "| fedavg | 55.0 ± 63.5 (paper 55.7) | 55.0 ± 63.5 | 85.0 ± 0.0 | 9 (180) |  | 1,000 | 2 | 2 |" in markdown(
+        found
+    )
     assert r"fedavg & 55.0 $\pm$ 63.5 (paper 55.7) & 55.0 $\pm$ 63.5 &" in latex(found)
     assert "what the paper prints (A paper, Table 1)" in markdown(found)
     written = list(csv.DictReader(io.StringIO(spreadsheet(rows))))
@@ -261,4 +281,6 @@ def test_workers_fill_the_table_that_one_process_fills(tmp_path: Path, one_threa
 
 def timeless(found: Mapping[str, Any]) -> str:
     """A summary without seconds."""
-    return json.dumps({name: {**arm, "seconds_per_run": None} for name, arm in found["arms"].items()})
+    return json.dumps(
+        {name: {**arm, "seconds_per_run": 0, "processor_seconds_per_run": 0} for name, arm in found["arms"].items()}
+    )
