@@ -139,6 +139,10 @@ class Schedule:
     patience: int = 5
     settled: float = 0.0
 
+    def rate_at(self, step: int) -> float:
+        """The learning rate of a step, counted from 1: half a cosine, down to a fiftieth."""
+        return self.rate * (0.02 + 0.49 * (1 + math.cos(math.pi * (step - 1) / self.steps)))
+
     def over(self, lowest: Sequence[float]) -> bool:
         """Whether training has settled, by the `lowest` validation error so far at every check, step 0 first."""
         if len(lowest) <= self.patience:
@@ -191,10 +195,8 @@ def fit_generator(
     inputs = linear.standardized(training.features).float()
     precision = precision_of(inputs.device, NETWORK)
     generator, average = (
-        _initial_generator(inputs.shape[1], shape, start, child(rng, "weights"))
-        .to(inputs.device).to(memory_format=precision.layout)
-        for _ in range(2)
-    )  # fmt: skip
+        _initial_generator(inputs.shape[1], shape, start, child(rng, "weights"), like=inputs) for _ in range(2)
+    )
     best, compare = _weights_of(average), against(training.images, loss)
     held = _held_out(training.groups, schedule.validation, child(rng, "validation"))
     pool, held = (~held).nonzero().flatten(), held.nonzero().flatten()
@@ -204,13 +206,11 @@ def fit_generator(
     )
     draws = child(rng, "batches")
     for step in range(1, schedule.steps + 1):
-        for group in optimizer.param_groups:
-            group["lr"] = schedule.rate * (0.02 + 0.49 * (1 + math.cos(math.pi * (step - 1) / schedule.steps)))
+        optimizer.param_groups[0]["lr"] = schedule.rate_at(step)
         rows = pool[torch.randint(len(pool), (schedule.batch,), generator=draws).to(pool.device)]
-        generator.train()
-        styles = _augment_styles(inputs[rows], schedule, draws)
         with autocast(inputs.device, precision):
-            drawn = over_linear(generator, unseen[rows], styles, rng=draws)
+            styles = _augment_styles(inputs[rows], schedule, draws)
+            drawn = over_linear(generator.train(), unseen[rows], styles, rng=draws)
         optimizer.zero_grad(set_to_none=True)
         compare(drawn.float(), rows).mean().backward()
         optimizer.step()
@@ -241,15 +241,15 @@ def against(images: Tensor, loss: Loss) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def _initial_generator(
-    dimension: int, shape: GeneratorShape, start: StyleGenerator | None, rng: torch.Generator
+    dimension: int, shape: GeneratorShape, start: StyleGenerator | None, rng: torch.Generator, *, like: Tensor
 ) -> StyleGenerator:
-    """A generator that adds nothing yet to the linear part, or a copy of `start`."""
+    """A generator that adds nothing yet to the linear part, or a copy of `start`; on the device of `like`."""
     generator = StyleGenerator(dimension, shape, rng=rng)
     with torch.no_grad():
         generator.draw.weight.zero_()
     if start is not None:
         generator.load_state_dict(start.state_dict())
-    return generator
+    return generator.to(like.device).to(memory_format=precision_of(like.device, NETWORK).layout)
 
 
 def _weights_of(generator: StyleGenerator) -> dict[str, Tensor]:

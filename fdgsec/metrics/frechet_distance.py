@@ -220,8 +220,9 @@ def _trace_of_root(product: Tensor, *, tolerance: float) -> Tensor:
     An eigenvalue is off by some units in the last place of the largest one, and so its root by much where it is
     small."""
     wide = product if len(product) <= product.shape[1] else product.T
-    squares = torch.linalg.eigvalsh(wide @ wide.T).clamp_min(0)
+    squares: Tensor = torch.linalg.eigvalsh(wide @ wide.T).clamp_min(0)
     unit = 4 * torch.finfo(squares.dtype).eps * squares[-1]
     roots = squares.sqrt()
     error = torch.minimum(unit.sqrt(), unit / (2 * roots)).sum() if float(squares[-1]) > 0 else squares.sum()
-    return roots.sum() if float(error) <= tolerance else torch.linalg.svdvals(product).sum()
+    values: Tensor = roots if float(error) <= tolerance else torch.linalg.svdvals(product)
+    return values.sum()

@@ -54,7 +54,8 @@ def ssim(first: Tensor, second: Tensor) -> Tensor:
     variances = (one_square - one.square()).clamp_min(0) + (other_square - other.square()).clamp_min(0)
     means = one.square() + other.square()
     alike = (2 * one * other + SSIM_C1) * (2 * (both - one * other) + SSIM_C2)
-    return (alike / ((means + SSIM_C1) * (variances + SSIM_C2))).flatten(1).mean(1)
+    similar: Tensor = alike / ((means + SSIM_C1) * (variances + SSIM_C2))
+    return similar.flatten(1).mean(1)
 
 
 def _window(side: int) -> Tensor:

@@ -63,7 +63,11 @@ def _sorted_rows(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     first, order = rows[:, 0].sort()
     if bool((first[1:] > first[:-1]).all()):  # the first column decides, in a tenth of the time
         return rows[order], order.argsort(), torch.ones_like(order)
-    return torch.unique(rows, dim=0, return_inverse=True, return_counts=True)
+    points: Tensor
+    place: Tensor
+    copies: Tensor
+    points, place, copies = torch.unique(rows, dim=0, return_inverse=True, return_counts=True)
+    return points, place, copies
 
 
 def first_neighbors(rows: Tensor, *, metric: Metric = "cosine") -> Tensor:
