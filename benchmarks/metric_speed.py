@@ -24,7 +24,7 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Protocol, cast
@@ -162,6 +162,15 @@ def print_peak(name: str, images: int, side: int) -> None:
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)  # KiB on Linux
 
 
+def job(work: Callable[[], object]) -> Job:
+    """A job that drops its result."""
+
+    def run_once() -> None:
+        work()
+
+    return run_once
+
+
 def frechet_jobs(width: int, count: int) -> dict[str, Job]:
     """Two sets of features at once, and streamed in batches of 64: distances of float32 features."""
     from torchmetrics.image.fid import _compute_fid
@@ -181,9 +190,9 @@ def frechet_jobs(width: int, count: int) -> dict[str, Job]:
         _compute_fid(mean, covariance, other_mean, other_covariance)
 
     return {
-        "at once": lambda: frechet_of(one, other),
-        "streamed": lambda: frechet_distance(_streamed(iter(one.split(64))), _streamed(iter(other.split(64)))),
-        "with its interval": lambda: frechet_interval(one, other, value=frechet_of(one, other)),
+        "at once": job(lambda: frechet_of(one, other)),
+        "streamed": job(lambda: frechet_distance(_streamed(iter(one.split(64))), _streamed(iter(other.split(64))))),
+        "with its interval": job(lambda: frechet_interval(one, other, value=frechet_of(one, other))),
         "library": library,
     }
 
@@ -200,17 +209,17 @@ def kernel_jobs(width: int, count: int, *, size: int, subsets: int) -> dict[str,
             rows, others = (torch.randperm(count, generator=rng)[:size] for _ in range(2))
             poly_mmd(one[rows], other[others])
 
-    return {"ours": lambda: kernel_subsets(one, other, size=size, subsets=subsets, rng=rng), "library": library}
+    return {"ours": job(lambda: kernel_subsets(one, other, size=size, subsets=subsets, rng=rng)), "library": library}
 
 
 def finch_jobs(width: int, count: int) -> dict[str, Job]:
     """All partitions by cosine; the library's is left out where it is not installed."""
     rows = features_of(count, width, "rows")
-    jobs: dict[str, Job] = {"ours": lambda: finch(rows)}
+    jobs: dict[str, Job] = {"ours": job(lambda: finch(rows))}
     if importlib.util.find_spec("finch") is not None:
         library = importlib.import_module("finch").FINCH
         table = rows.numpy()
-        jobs["library"] = lambda: library(table, distance="cosine", verbose=False)
+        jobs["library"] = job(lambda: library(table, distance="cosine", verbose=False))
     return jobs
 
 
@@ -236,12 +245,12 @@ def measure_libraries(repeats: int) -> list[dict[str, object]]:
             continue
         timings = interleaved(jobs, repeats=repeats)
         theirs = timings["library"].processor
-        for job, timing in timings.items():
-            if job == "library":
+        for side, timing in timings.items():
+            if side == "library":
                 continue
             ratios = [their / own for their, own in zip(theirs, timing.processor, strict=True)]
             rows.append({
-                "what": what if job == "ours" else f"{what}, {job}", "library": library,
+                "what": what if side == "ours" else f"{what}, {side}", "library": library,
                 "ours_seconds": min(timing.processor), "library_seconds": min(theirs),
                 "ratio": min(theirs) / min(timing.processor), "least": min(ratios), "greatest": max(ratios),
             })  # fmt: skip

@@ -230,12 +230,13 @@ def against(images: Tensor, loss: Loss) -> Callable[[Tensor, Tensor], Tensor]:
 
     A distance of embeddings embeds the training images once, as far as they fit into MOST_POINTS numbers; they are kept
     in 16 bits, whose rounding is far below the difference of any two pictures."""
-    if isinstance(loss, EmbeddingDistance):
+    given: object = loss
+    if isinstance(given, EmbeddingDistance):
+        embed = given.embed
         with torch.no_grad():
-            numbers = loss.embed(images[:1]).numel() * len(images)
+            numbers = embed(images[:1]).numel() * len(images)
             if numbers <= MOST_POINTS:
-                points = torch.cat([loss.embed(part).to(torch.float16) for part in images.split(64)])
-                embed = loss.embed
+                points = torch.cat([embed(part).to(torch.float16) for part in images.split(64)])
                 return lambda drawn, rows: (embed(drawn) - points[rows].float()).square().sum(1)
     return lambda drawn, rows: loss(drawn, images[rows])
 
