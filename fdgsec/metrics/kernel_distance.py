@@ -15,6 +15,7 @@ from fdgsec.metrics.frechet_distance import Band, check_features, student
 
 SUBSETS = 50
 OWN_BLOCKS = 4  # pairs within one set: 10 of 16 pairs of blocks suffice
+PAIRS = 1 + 2 * 10 / 16  # of vectors, per pair of a subset's places: across, and twice within
 _ELEMENTS = 4_000_000  # in a block of kernel values: 32 MB
 
 
@@ -33,7 +34,8 @@ def kernel_subsets(first: Tensor, second: Tensor, *, size: int, subsets: int, rn
     smaller = min(_check_pair(first, second))
     if not 2 <= size <= smaller:
         raise ValueError(f"size must lie in 2..{smaller} (the smaller set); got {size}.")
-    if subsets * size**2 >= len(first) * len(second):  # every pair of vectors once costs less
+    n, m = len(first), len(second)
+    if PAIRS * subsets * size**2 >= n * n + n * m + m * m:  # the kernel of every pair once costs less
         one, other = _pair(first, second)
         picks = _picks(len(one), size, subsets, rng), _picks(len(other), size, subsets, rng)
         return _distances(one, other, *picks)
