@@ -37,8 +37,8 @@ _BRAIN = Precision(dtype="bfloat16", channels_last=True)
 # Measured with `python -m benchmarks training` on a processor of each kind (docs/performance.md). Both CPUs have
 # AVX512_BF16: convolutions in bfloat16 are 1.5 to 2 times as fast as in float32 on AMD's, and slower on Intel's without
 # AMX. MobileNetV3's depthwise ones are slower on both. `tiny` stays in float32 on every CPU: it is for tests, which
-# compare digits. The last rows are of networks that draw pictures or give their gradients (`python -m benchmarks
-# pictures`): `mini` as a loss, and style generators, whose few channels gain nothing from bfloat16.
+# compare digits. `mini`, as a loss and in style matching, and style generators, whose few channels gain nothing from
+# bfloat16, were measured on AMD's processor alone (docs/performance.md).
 PRECISION: Mapping[tuple[Processor, str], Precision] = {
     ("cpu", "resnet18"): _FLOAT,
     ("cpu", "resnet50"): _FLOAT,
