@@ -73,10 +73,8 @@ class _Factors:
 
     def kernel_sum(self, other: "_Factors", rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
         """Sum the kernel over the pairs of some of these vectors with some of the others."""
-        one, two = self.share[rows, None], other.share[columns, None]
-        left = torch.cat([self.vectors[rows], one, torch.ones_like(one)], 1)
-        right = torch.cat([other.vectors[columns], torch.ones_like(two), two], 1)
-        values = left @ right.T
+        values = self.vectors[rows] @ other.vectors[columns].T
+        values.add_(self.share[rows, None]).add_(other.share[columns])
         return (values * values).mul_(values).sum(dtype=torch.float64)
 
     def own_sum(self) -> Tensor:
