@@ -7,19 +7,24 @@ none are stored, because speed does not depend on them.
 
 Part "memory": the peak resident set of a fresh process that streams N and 4 N images of one dataset.
 
+Part "libraries" (`--libraries`): distances and clusterings against torchmetrics and finch-clust, like for like, on the
+same arrays. finch-clust is no dependency of fdgsec; without it, its rows are left out.
+
 Jobs alternate in one process. The speed is in processor seconds of this process, the minimum of all runs, because other
 processes only add to it. A share is the quotient of two such speeds; those of single runs go to `--out`.
 
     python benchmarks/metric_speed.py --threads 1"""
 
 import argparse
+import importlib
+import importlib.util
 import json
 import math
 import os
 import resource
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Protocol, cast
@@ -31,7 +36,7 @@ from training_speed import Job, interleaved, processor_name
 
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.run_folder import environment
-from fdgsec.metrics.feature_extraction import extract_features, feature_statistics
+from fdgsec.metrics.feature_extraction import _streamed, extract_features, feature_statistics
 from fdgsec.metrics.feature_extractors import (
     INCEPTION_SIDE,
     EncoderExtractor,
@@ -39,9 +44,12 @@ from fdgsec.metrics.feature_extractors import (
     InceptionExtractor,
     extractor_named,
 )
+from fdgsec.metrics.frechet_distance import frechet_distance, frechet_interval, frechet_of
+from fdgsec.metrics.kernel_distance import kernel_subsets
 from fdgsec.nn.networks import weights
 from fdgsec.nn.networks.classifiers import Normalization
 from fdgsec.nn.styles.encoders import MiniStyle, SqueezeStyle, load_encoder
+from fdgsec.nn.styles.finch import finch
 from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.random_streams import stream
 
@@ -154,6 +162,114 @@ def print_peak(name: str, images: int, side: int) -> None:
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)  # KiB on Linux
 
 
+def job(work: Callable[[], object]) -> Job:
+    """A job that drops its result."""
+
+    def run_once() -> None:
+        work()
+
+    return run_once
+
+
+def frechet_jobs(width: int, count: int) -> dict[str, Job]:
+    """Two sets of features at once, and streamed in batches of 64: distances of float32 features."""
+    from torchmetrics.image.fid import _compute_fid
+
+    one, other = (features_of(count, width, name) for name in ("one", "other"))
+
+    def library() -> None:
+        sums = []
+        for vectors in (one, other):
+            total, products = torch.zeros(width, dtype=torch.float64), torch.zeros(width, width, dtype=torch.float64)
+            for batch in vectors.double().split(64):  # as FrechetInceptionDistance.update
+                total += batch.sum(0)
+                products += batch.T @ batch
+            mean = total / count
+            sums.append((mean, (products - count * torch.outer(mean, mean)) / (count - 1)))
+        (mean, covariance), (other_mean, other_covariance) = sums
+        _compute_fid(mean, covariance, other_mean, other_covariance)
+
+    return {
+        "at once": job(lambda: frechet_of(one, other)),
+        "streamed": job(lambda: frechet_distance(_streamed(iter(one.split(64))), _streamed(iter(other.split(64))))),
+        "with its interval": job(lambda: frechet_interval(one, other, value=frechet_of(one, other))),
+        "library": library,
+    }
+
+
+def kernel_jobs(width: int, count: int, *, size: int, subsets: int) -> dict[str, Job]:
+    """The mean of the kernel distances of random subsets."""
+    from torchmetrics.image.kid import poly_mmd
+
+    one, other = (features_of(count, width, name) for name in ("one", "other"))
+    rng = stream(0, "world", "subsets")
+
+    def library() -> None:
+        for _ in range(subsets):
+            rows, others = (torch.randperm(count, generator=rng)[:size] for _ in range(2))
+            poly_mmd(one[rows], other[others])
+
+    return {"ours": job(lambda: kernel_subsets(one, other, size=size, subsets=subsets, rng=rng)), "library": library}
+
+
+def finch_jobs(width: int, count: int) -> dict[str, Job]:
+    """All partitions by cosine; the library's is left out where it is not installed."""
+    rows = features_of(count, width, "rows")
+    jobs: dict[str, Job] = {"ours": job(lambda: finch(rows))}
+    if importlib.util.find_spec("finch") is not None:
+        library = importlib.import_module("finch").FINCH
+        table = rows.numpy()
+        jobs["library"] = job(lambda: library(table, distance="cosine", verbose=False))
+    return jobs
+
+
+def features_of(count: int, width: int, name: str) -> Tensor:
+    """Correlated vectors (count, width) of unequal spread, as networks give them, float32."""
+    rng = stream(0, "world", name, count, width)
+    spread = torch.logspace(0, -1.5, width)
+    mixed = torch.randn(count, width, generator=rng) * spread
+    return mixed + 0.5 * mixed.roll(1, 1) + 0.2
+
+
+def measure_libraries(repeats: int) -> list[dict[str, object]]:
+    """Time both sides of every comparison; the rows name the library, and give the least and the greatest ratio."""
+    compared: dict[tuple[str, str], dict[str, Job]] = {
+        ("Frechet, 4,000 x 2,048", "torchmetrics"): frechet_jobs(2048, 4000),
+        ("KID, 20 subsets of 1,000 of 4,000 x 2,048", "torchmetrics"): kernel_jobs(2048, 4000, size=1000, subsets=20),
+        ("FINCH, 1,000 x 512", "finch-clust"): finch_jobs(512, 1000),
+        ("FINCH, 10,000 x 512", "finch-clust"): finch_jobs(512, 10000),
+    }
+    rows: list[dict[str, object]] = []
+    for (what, library), jobs in compared.items():
+        if "library" not in jobs:
+            continue
+        timings = interleaved(jobs, repeats=repeats)
+        theirs = timings["library"].processor
+        for side, timing in timings.items():
+            if side == "library":
+                continue
+            ratios = [their / own for their, own in zip(theirs, timing.processor, strict=True)]
+            rows.append({
+                "what": what if side == "ours" else f"{what}, {side}", "library": library,
+                "ours_seconds": min(timing.processor), "library_seconds": min(theirs),
+                "ratio": min(theirs) / min(timing.processor), "least": min(ratios), "greatest": max(ratios),
+            })  # fmt: skip
+    return rows
+
+
+def print_libraries(rows: Sequence[Mapping[str, object]]) -> None:
+    """One line per comparison: seconds of both sides, and library / ours with its range."""
+    print("processor seconds: ours | library | library / ours [least, greatest of one turn]")
+    for row in rows:
+        ours, theirs, *ratios = (
+            float(str(row[key])) for key in ("ours_seconds", "library_seconds", "ratio", "least", "greatest")
+        )
+        print(
+            f"{row['what']:<52} {ours:8.3f} | {row['library']} {theirs:.3f} | {ratios[0]:.2f} "
+            f"[{ratios[1]:.2f}, {ratios[2]:.2f}]"
+        )
+
+
 def print_speed(rows: Sequence[Mapping[str, object]]) -> None:
     """One line per extractor."""
     print("images per processor second, and the share of the bare network's")
@@ -182,10 +298,16 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, help="a JSON file")
     parser.add_argument("--peak", help=argparse.SUPPRESS)
+    parser.add_argument("--libraries", action="store_true", help="only the comparisons with libraries")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     if given.peak:
         print_peak(given.peak, given.images, given.side)
+        return
+    if given.libraries:
+        print_libraries(compared := measure_libraries(given.repeats))
+        if given.out is not None:
+            write_atomic(given.out, json.dumps({"libraries": compared, "repeats": given.repeats}, indent=1) + "\n")
         return
     effort = {"side": given.side, "batch": given.batch, "repeats": given.repeats}
     chosen = [text.partition(":") for text in given.extractors]

@@ -82,7 +82,8 @@ class StyleInversion:
         "quick": Profile(
             losses=("mse", "perceptual_mini"), baseline=False, per_class=15, records=40, distributions=20,
             effort=Effort(
-                first=Schedule(steps=120, check=15, patience=2), further=Schedule(steps=60, check=10, patience=2),
+                first=Schedule(steps=120, check=10, patience=2, settled=0.02),
+                further=Schedule(steps=60, check=10, patience=2, settled=0.02),
                 contest=AdversarialOptions(steps=300, decay=0.98, lessons=300), crops=0, images=300,
                 retrieval=RetrievalOptions(nearest=4, draws=2, steps=24, rows=128),
             ),
@@ -90,7 +91,8 @@ class StyleInversion:
         "full": Profile(
             losses=LOSSES, baseline=True, per_class=50, records=150, distributions=50,
             effort=Effort(
-                first=Schedule(steps=4000, check=100, patience=8), further=Schedule(steps=2000, check=100, patience=5),
+                first=Schedule(steps=4000, check=100, patience=8, settled=0.005),
+                further=Schedule(steps=2000, check=100, patience=5, settled=0.005),
                 contest=AdversarialOptions(steps=4000), crops=2, images=4000,
                 retrieval=RetrievalOptions(nearest=8, draws=3, steps=60, rows=400),
             ),
@@ -152,8 +154,24 @@ class StyleInversion:
 
     def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Answer every case once per available prior and loss; `missing` reports the others, with the reason."""
-        inverter_cache, answers = self.inverter_cache(knowledge, rng), list[Answer]()
-        for rows in populations(cases, knowledge):
+        return self._answers(cases, self.inverter_cache(knowledge, rng), rng)
+
+    def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
+        """Answer every row with another row of its domain, by the first loss alone, because one generator is enough.
+
+        The interpolation style is the same for all clients and cannot be exchanged."""
+        return self._exchanged(cases, self.inverter_cache(knowledge, rng), rng)
+
+    def run_with_control(
+        self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator, control_rng: torch.Generator
+    ) -> tuple[Answers, Answers]:
+        """`run` and `negative_control`, by the same generators: they are trained on the adversary's images alone."""
+        inverter_cache = self.inverter_cache(knowledge, rng)
+        return self._answers(cases, inverter_cache, rng), self._exchanged(cases, inverter_cache, control_rng)
+
+    def _answers(self, cases: Sequence[Case], inverter_cache: InverterCache, rng: torch.Generator) -> list[Answer]:
+        answers = list[Answer]()
+        for rows in populations(cases, inverter_cache.knowledge):
             answers += self._invert(rows, cases, inverter_cache, sets=rows.kind in SETS)
             unconditional = (
                 inverter_cache.baseline(rows.domain) if rows.kind in SETS and self._with_baseline() else None
@@ -163,18 +181,13 @@ class StyleInversion:
                 answers += generated(rows, pictures, BASELINE, {"rows": rows.kind})
         return answers
 
-    def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
-        """Answer every row with another row of its domain, by the first loss alone, because one generator is enough.
-
-        The interpolation style is the same for all clients and cannot be exchanged."""
-        alone = replace(self, losses=self._losses()[:1], auxiliary=())
-        inverter_cache, answers = alone.inverter_cache(knowledge, rng), list[Answer]()
-        for rows in populations(cases, knowledge):
+    def _exchanged(self, cases: Sequence[Case], inverter_cache: InverterCache, rng: torch.Generator) -> list[Answer]:
+        alone, answers = replace(self, losses=self._losses()[:1], auxiliary=()), list[Answer]()
+        for rows in populations(cases, inverter_cache.knowledge):
             if rows.kind != "interpolation" and len(rows.features) > 1:
                 order = derangement(len(rows.features), child(rng, "exchange", rows.kind, str(rows.domain)))
-                answers += alone._invert(
-                    replace(rows, features=rows.features[order]), cases, inverter_cache, sets=False
-                )
+                exchanged = replace(rows, features=rows.features[order])
+                answers += alone._invert(exchanged, cases, inverter_cache, sets=False)
         return answers
 
     def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:

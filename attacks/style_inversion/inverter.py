@@ -7,15 +7,17 @@ the gain. A `StyleGenerator` then learns what the linear part misses, in logits,
 own fold, because residuals of a ridge regression on its training data would be too small."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fdgsec.metrics.image_similarity import EmbeddingDistance
 from fdgsec.nn.networks.style_generator import GeneratorShape, StyleGenerator
 from fdgsec.nn.styles.channel_statistics import EPS
+from fdgsec.nn.training.precision import autocast, precision_of
 from fdgsec.runtime.random_streams import child
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -30,6 +32,8 @@ FOLDS = 5
 PENALTIES = tuple(10 ** (power / 3) for power in range(19))
 FARTHEST = 5.0  # standard deviations: bounds the linear map's extrapolation
 BLACKEST = 0.02  # predictions are clamped away from 0 and 1, whose logits are infinite
+MOST_POINTS = 2**27  # embedded numbers of training images that are kept, in 16 bits: 256 MiB
+NETWORK = "style-generator"  # name in the table of number formats
 
 
 def style_features(mean: Tensor, std: Tensor) -> Tensor:
@@ -120,8 +124,8 @@ class Schedule:
     """Training options of a generator: Adam with cosine decay for `steps` batches, on styles with noise and dropout.
 
     `decay` is that of the moving average that is kept. `validation` is the share of images used for model selection,
-    every `check` steps, including step 0 (the linear part alone, or the generator to start from). Training stops early
-    after `patience` checks without improvement."""
+    every `check` steps, including step 0 (the linear part alone, or the generator to start from). Training has settled
+    where the last `patience` checks together gained no more than the share `settled` of all that was gained."""
 
     steps: int
     batch: int = 16
@@ -133,6 +137,17 @@ class Schedule:
     validation: float = 0.15
     check: int = 20
     patience: int = 5
+    settled: float = 0.0
+
+    def rate_at(self, step: int) -> float:
+        """The learning rate of a step, counted from 1: half a cosine, down to a fiftieth."""
+        return self.rate * (0.02 + 0.49 * (1 + math.cos(math.pi * (step - 1) / self.steps)))
+
+    def over(self, lowest: Sequence[float]) -> bool:
+        """Whether training has settled, by the `lowest` validation error so far at every check, step 0 first."""
+        if len(lowest) <= self.patience:
+            return False
+        return lowest[-1 - self.patience] - lowest[-1] <= self.settled * (lowest[0] - lowest[-1])
 
 
 def fit_linear(training: TrainingSet) -> tuple[LinearInverse, Tensor]:
@@ -178,48 +193,64 @@ def fit_generator(
     All tensors are on the device of `training`, `linear` and `unseen`. `start` is a generator of the same shape to
     continue from (a perceptual loss starts where MSE ended)."""
     inputs = linear.standardized(training.features).float()
+    precision = precision_of(inputs.device, NETWORK)
     generator, average = (
-        _initial_generator(inputs.shape[1], shape, start, child(rng, "weights")).to(inputs.device) for _ in range(2)
+        _initial_generator(inputs.shape[1], shape, start, child(rng, "weights"), like=inputs) for _ in range(2)
     )
-    best = _weights_of(average)
+    best, compare = _weights_of(average), against(training.images, loss)
     held = _held_out(training.groups, schedule.validation, child(rng, "validation"))
-    pool = (~held).nonzero().flatten()
-    lowest = _validation_error(average, inputs[held], unseen[held], training.images[held], loss)
-    optimizer = torch.optim.AdamW(generator.parameters(), lr=schedule.rate, weight_decay=schedule.weight_decay)
-    draws, disappointments = child(rng, "batches"), 0
+    pool, held = (~held).nonzero().flatten(), held.nonzero().flatten()
+    lowest = [_validation_error(average, inputs[held], unseen[held], held, compare)]
+    optimizer = torch.optim.AdamW(
+        generator.parameters(), lr=schedule.rate, weight_decay=schedule.weight_decay, fused=True
+    )
+    draws = child(rng, "batches")
     for step in range(1, schedule.steps + 1):
-        for group in optimizer.param_groups:
-            group["lr"] = schedule.rate * (0.02 + 0.49 * (1 + math.cos(math.pi * (step - 1) / schedule.steps)))
+        optimizer.param_groups[0]["lr"] = schedule.rate_at(step)
         rows = pool[torch.randint(len(pool), (schedule.batch,), generator=draws).to(pool.device)]
-        generator.train()
-        styles = _augment_styles(inputs[rows], schedule, draws)
-        drawn = over_linear(generator, unseen[rows], styles, rng=draws)
+        with autocast(inputs.device, precision):
+            styles = _augment_styles(inputs[rows], schedule, draws)
+            drawn = over_linear(generator.train(), unseen[rows], styles, rng=draws)
         optimizer.zero_grad(set_to_none=True)
-        loss(drawn, training.images[rows]).mean().backward()
+        compare(drawn.float(), rows).mean().backward()
         optimizer.step()
         update_average(average, generator, schedule.decay)
         if step % schedule.check == 0 or step == schedule.steps:
-            error = _validation_error(average, inputs[held], unseen[held], training.images[held], loss)
-            disappointments += 1
-            if error < lowest:
-                lowest, disappointments = error, 0
-                best = _weights_of(average)
-            if disappointments >= schedule.patience:
+            error = _validation_error(average, inputs[held], unseen[held], held, compare)
+            best = _weights_of(average) if error < lowest[-1] else best
+            lowest.append(min(error, lowest[-1]))
+            if schedule.over(lowest):
                 break
     average.load_state_dict(best)
     return Inverter(linear=linear, generator=average.eval())
 
 
+def against(images: Tensor, loss: Loss) -> Callable[[Tensor, Tensor], Tensor]:
+    """Compare drawn pictures with the training images (n, 3, S, S) of given rows: one number per pair.
+
+    A distance of embeddings embeds the training images once, as far as they fit into MOST_POINTS numbers; they are kept
+    in 16 bits, whose rounding is far below the difference of any two pictures."""
+    given: object = loss
+    if isinstance(given, EmbeddingDistance):
+        embed = given.embed
+        with torch.no_grad():
+            numbers = embed(images[:1]).numel() * len(images)
+            if numbers <= MOST_POINTS:
+                points = torch.cat([embed(part).to(torch.float16) for part in images.split(64)])
+                return lambda drawn, rows: (embed(drawn) - points[rows].float()).square().sum(1)
+    return lambda drawn, rows: loss(drawn, images[rows])
+
+
 def _initial_generator(
-    dimension: int, shape: GeneratorShape, start: StyleGenerator | None, rng: torch.Generator
+    dimension: int, shape: GeneratorShape, start: StyleGenerator | None, rng: torch.Generator, *, like: Tensor
 ) -> StyleGenerator:
-    """A generator that adds nothing yet to the linear part, or a copy of `start`."""
+    """A generator that adds nothing yet to the linear part, or a copy of `start`; on the device of `like`."""
     generator = StyleGenerator(dimension, shape, rng=rng)
     with torch.no_grad():
         generator.draw.weight.zero_()
     if start is not None:
         generator.load_state_dict(start.state_dict())
-    return generator
+    return generator.to(like.device).to(memory_format=precision_of(like.device, NETWORK).layout)
 
 
 def _weights_of(generator: StyleGenerator) -> dict[str, Tensor]:
@@ -274,7 +305,9 @@ def update_average(average: StyleGenerator, generator: StyleGenerator, decay: fl
                 kept.copy_(value)
 
 
-def _validation_error(generator: StyleGenerator, styles: Tensor, base: Tensor, images: Tensor, loss: Loss) -> float:
+def _validation_error(
+    generator: StyleGenerator, styles: Tensor, base: Tensor, rows: Tensor, compare: Callable[[Tensor, Tensor], Tensor]
+) -> float:
     generator.eval()
     with torch.no_grad():
-        return float(loss(over_linear(generator, base, styles), images).mean())
+        return float(compare(over_linear(generator, base, styles), rows).mean())

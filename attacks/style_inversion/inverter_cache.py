@@ -19,6 +19,7 @@ from fdgsec.data.domains import downsample
 from fdgsec.metrics.image_similarity import LPIPS_LEAST_SIDE, LpipsDistance, PerceptualEncoder, mse
 from fdgsec.nn.networks.style_generator import GeneratorShape, adversarial_shape, full_shape, small_shape
 from fdgsec.nn.styles.encoders import SMALLEST_SIDE, load_encoder
+from fdgsec.nn.training.precision import precision_of
 from fdgsec.runtime.errors import WeightsUnavailableError
 from fdgsec.runtime.random_streams import child
 from fdgsec.threats.adversary import Knowledge
@@ -162,7 +163,7 @@ def loss_named(name: str, size: int, *, device: torch.device) -> Loss | str:
     if name in ("perceptual_mini", GAN):
         if size < SMALLEST_SIDE:
             return f"mini needs images of at least {SMALLEST_SIDE} px; these are drawn at {size} px"
-        return PerceptualEncoder(load_encoder("mini", device=device))
+        return PerceptualEncoder(load_encoder("mini", device=device), precision=precision_of(device, "mini"))
     if size < LPIPS_LEAST_SIDE:
         return f"LPIPS needs images of at least {LPIPS_LEAST_SIDE} px; these are drawn at {size} px"
     try:

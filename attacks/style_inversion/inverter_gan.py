@@ -19,7 +19,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fdgsec.attacks.style_inversion.inverter import LinearInverse, Loss, TrainingSet, over_linear, update_average
+from fdgsec.attacks.style_inversion.inverter import (
+    LinearInverse,
+    Loss,
+    TrainingSet,
+    against,
+    over_linear,
+    update_average,
+)
 from fdgsec.nn.networks.style_discriminator import StyleDiscriminator, StylePredictor
 from fdgsec.nn.networks.style_generator import GeneratorShape, StyleGenerator
 from fdgsec.nn.training.precision import Precision, autocast
@@ -160,13 +167,14 @@ def fit_adversarial(
         generator.draw.weight.zero_()  # nothing is added yet to the linear part
     judge = StyleDiscriminator(styles.shape[1], shape, rng=child(rng, "judge")).to(images.device)
     predictor = fit_predictor(styles, images, contest=contest, rng=child(rng, "predictor"))
+    compare = against(images, perceptual)
 
     def draw(rows: Tensor, z: Tensor) -> Tensor:
         return over_linear(generator, unseen[rows], torch.cat([styles[rows], z], dim=1))
 
     def beside(drawn: Tensor, rows: Tensor) -> Tensor:
         gap: Tensor = (predictor(drawn) - styles[rows]).square().mean()
-        unlike: Tensor = perceptual(drawn, images[rows]).mean()
+        unlike: Tensor = compare(drawn, rows).mean()
         return contest.perceptual * unlike + contest.consistency * gap
 
     average = train_adversarially(

@@ -43,7 +43,7 @@ from fdgsec.nn.styles.image_styles import encoder_named
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, derangement
 from fdgsec.threats.adversary import Knowledge
-from fdgsec.threats.answers import Answer, Prediction
+from fdgsec.threats.answers import Answer, Prediction, Reconstructions
 from fdgsec.threats.attack import Answers, Case, PositiveControl, Question, TargetFacts
 from fdgsec.threats.judging.groups import unavailable
 
@@ -123,11 +123,7 @@ class OptimizationInversion:
 
     def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Reconstruct every row with its controls, and report convergence and the variation between restarts."""
-        answers: list[Answer] = []
-        for rows, ground in self._asked(cases, knowledge):
-            child_rng = child(rng, rows.kind, *rows.cases)
-            answers += self._reconstruct(rows, ground, child_rng)
-        return answers
+        return [answer for drawn in self._drawn(cases, knowledge, rng) for answer in self._answers(drawn)]
 
     def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Answer every row with another row of its domain, from one start and without controls."""
@@ -135,11 +131,22 @@ class OptimizationInversion:
         for rows, ground in self._asked(cases, knowledge):
             if len(rows.features) > 1:
                 child_rng = child(rng, rows.kind, *rows.cases)
-                order = derangement(len(rows.features), child(child_rng, "exchange"))
-                drawn = self._matched(ground.likely(rows)[order], ground, child_rng, restarts=1)
-                alone = ReconstructedRows(rows=rows, images=drawn.best(), controls={})
-                answers += alone.reconstructions({"rows": rows.kind, "restarts": "best"})
+                drawn = self._matched(ground.likely(rows), ground, child_rng, restarts=1)
+                answers += _exchanged(rows, drawn.best(), child_rng)
         return answers
+
+    def run_with_control(
+        self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator, control_rng: torch.Generator
+    ) -> tuple[Answers, Answers]:
+        """`run`, and a negative control of the same pictures: each depends on its own row alone."""
+        answers, control = list[Answer](), list[Answer]()
+        for drawn in self._drawn(cases, knowledge, rng):
+            answers += self._answers(drawn)
+            rows, pictures = drawn.rows, drawn.images.best()
+            if len(rows.features) > 1:
+                child_rng = child(control_rng, rows.kind, *rows.cases)
+                control += _exchanged(rows, pictures[: len(rows.features)], child_rng)
+        return answers, control
 
     def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
         """Single-color images, which statistics without positions determine
@@ -183,33 +190,60 @@ class OptimizationInversion:
             rng=rng, start=begun if self.start == "mean image" else None,
         )  # fmt: skip
 
-    def _reconstruct(self, rows: Rows, ground: "_PublicReference", rng: torch.Generator) -> list[Answer]:
-        """Reconstruct rows and controls together, then return every case's answers and convergence measures."""
-        count = len(rows.features)
-        targets = torch.cat([ground.likely(rows), ground.noise(child(rng, "noise"))])
-        if count == 1:  # there is no other row: the style of a public image stands in
-            targets = torch.cat([targets, ground.any_style(child(rng, "other"))])
-        drawn = self._matched(targets, ground, rng, restarts=self.restarts or self.PROFILES[self.profile].restarts)
-        order = derangement(count, child(rng, "exchange")) if count > 1 else torch.tensor([-1])
+    def _drawn(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> "list[_Drawn]":
+        """The pictures of every population within the profile's limit, with those that its controls need."""
+        found = []
+        for rows, ground in self._asked(cases, knowledge):
+            child_rng = child(rng, rows.kind, *rows.cases)
+            targets = torch.cat([ground.likely(rows), ground.noise(child(child_rng, "noise"))])
+            if len(rows.features) == 1:  # there is no other row: the style of a public image stands in
+                targets = torch.cat([targets, ground.any_style(child(child_rng, "other"))])
+            restarts = self.restarts or self.PROFILES[self.profile].restarts
+            images = self._matched(targets, ground, child_rng, restarts=restarts)
+            found.append(_Drawn(rows=rows, ground=ground, targets=targets, images=images, rng=child_rng))
+        return found
+
+    def _answers(self, drawn: "_Drawn") -> list[Answer]:
+        """Every case's reconstructions with their controls, and the convergence measures."""
+        rows, ground, count = drawn.rows, drawn.ground, len(drawn.rows.features)
+        order = derangement(count, child(drawn.rng, "exchange")) if count > 1 else torch.tensor([-1])
         fed_noise = count + torch.arange(count) % NOISE_STYLES
-        near = ground.nearest(targets[:count])
+        near = ground.nearest(drawn.targets[:count])
         public = {
             "B0": ground.images.mean(0, keepdim=True).expand(count, -1, -1, -1),
-            "B1": ground.images[torch.randint(len(ground.images), (count,), generator=child(rng, "random"))],
+            "B1": ground.images[torch.randint(len(ground.images), (count,), generator=child(drawn.rng, "random"))],
             "B2": ground.images[near],
         }
         answers: list[Answer] = []
         prior = "smooth" if self.start == "noise" else self.start
-        for name, pictures in (("best", drawn.best()), ("mean", drawn.average())):
+        for name, pictures in (("best", drawn.images.best()), ("mean", drawn.images.average())):
             controls = {**public, "B3": pictures[order], "B4": pictures[fed_noise]}
             where = {"prior": prior, "loss": "style", "rows": rows.kind, "restarts": name}
             answers += ReconstructedRows(rows=rows, images=pictures[:count], controls=controls).reconstructions(where)
         residuals = {
-            "best": drawn.residual.amin(1)[:count],
-            "B2": ground.residual(near, targets[:count]),
-            "B4": drawn.residual.amin(1)[fed_noise],
+            "best": drawn.images.residual.amin(1)[:count],
+            "B2": ground.residual(near, drawn.targets[:count]),
+            "B4": drawn.images.residual.amin(1)[fed_noise],
         }
-        return [*answers, *_convergence(rows, drawn, residuals)]
+        return [*answers, *_convergence(rows, drawn.images, residuals)]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Drawn:
+    """The pictures `images` for `targets`: the rows' styles first, then those of controls."""
+
+    rows: Rows
+    ground: "_PublicReference"
+    targets: Tensor
+    images: MatchedImages
+    rng: torch.Generator
+
+
+def _exchanged(rows: Rows, pictures: Tensor, rng: torch.Generator) -> list[Reconstructions]:
+    """Answer every row with the picture of another one."""
+    order = derangement(len(pictures), child(rng, "exchange"))
+    alone = ReconstructedRows(rows=rows, images=pictures[order], controls={})
+    return alone.reconstructions({"rows": rows.kind, "restarts": "best"})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -1,7 +1,8 @@
 """Answers of style inversion: reconstructions with their controls, image sets, and membership scores."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from fdgsec.attacks.style_inversion.inverter import TrainedInverter
 from fdgsec.attacks.style_inversion.retrieval import NOISE_STYLES, RetrievalInverter, RetrievedPictures
 from fdgsec.attacks.style_inversion.style_rows import Rows
 from fdgsec.attacks.style_inversion.training_images import Prior
-from fdgsec.data.domains import downsample
+from fdgsec.data.domains import DomainDataset, downsample
 from fdgsec.runtime.random_streams import derangement
 from fdgsec.threats.answers import GeneratedSets, Membership, Prediction, Reconstructions
 from fdgsec.threats.attack import Case
@@ -57,14 +58,31 @@ class ReconstructedRows:
         The distance from the reconstruction is not used, because most of it is the candidate's own distance from the
         mean."""
         mean, side = self.controls["B0"][0], int(self.images.shape[-1])
+        asked = [(case, part, cases[case].candidates) for case, part in parts(self.rows)]
+        known = [(case, part, candidates) for case, part, candidates in asked if candidates is not None]
+        pictures = _shrunk([candidates for _, _, candidates in known], side)
         answers = []
-        for case, part in parts(self.rows):
-            candidates = cases[case].candidates
-            if candidates is not None:
-                toward = (self.images[part][0] - mean).flatten()
-                scores = (downsample(candidates, (side, side)) - mean).flatten(1) @ toward
-                answers.append(Membership(case=case, slice={**where, "test": "picture"}, scores=scores))
+        for (case, part, _), shown in zip(known, pictures, strict=True):
+            toward = (self.images[part][0] - mean).flatten()
+            answers.append(
+                Membership(case=case, slice={**where, "test": "picture"}, scores=(shown() - mean).flatten(1) @ toward)
+            )
         return answers
+
+
+def _shrunk(sets: Sequence[DomainDataset], side: int) -> "list[Callable[[], Tensor]]":
+    """What gives each set's images at `side` px; an image that is in several sets is shrunk once."""
+    stores = {id(images.store): images.store for images in sets}
+    kept: dict[int, tuple[Tensor, Tensor]] = {}
+    for name, store in stores.items():
+        rows = torch.cat([images.rows for images in sets if id(images.store) == name]).unique()
+        kept[name] = rows, torch.cat([downsample(store[part], (side, side)) for part in rows.split(256)])
+
+    def pictures(images: DomainDataset) -> Tensor:
+        rows, shrunk = kept[id(images.store)]
+        return shrunk[torch.searchsorted(rows, images.rows)]
+
+    return [partial(pictures, images) for images in sets]
 
 
 def suits(inverter: TrainedInverter, rows: Rows) -> bool:

@@ -14,8 +14,12 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn import functional as F
 
+from fdgsec.nn.training.precision import Precision, autocast
+
+FLOAT = Precision(dtype="float32", channels_last=True)
 PSNR_CEILING = 100.0  # dB, at an MSE of 1e-10: the value for identical images, instead of infinity
-SSIM_WINDOW = 11
+SSIM_WINDOW, SSIM_SIGMA = 11, 1.5
+SSIM_C1, SSIM_C2 = 0.01**2, 0.03**2
 LPIPS_LEAST_SIDE = 64  # pixels; LPIPS was calibrated on 64 x 64 patches
 Backbone = Literal["alex", "vgg", "squeeze"]
 WEIGHTS_OF: Mapping[Backbone, str] = {"alex": "alexnet", "vgg": "vgg16", "squeeze": "squeezenet1_1"}
@@ -38,18 +42,28 @@ def psnr(first: Tensor, second: Tensor) -> Tensor:
 def ssim(first: Tensor, second: Tensor) -> Tensor:
     """Give each pair's structural similarity (Wang et al. 2004: Gaussian window 11, sigma 1.5, data range 1): (N,).
 
-    As in torchmetrics 1.9, windows at the edge use the reflected image. The map is averaged here because other versions
-    average a part of it. Raises ValueError for a side under 11 pixels."""
+    As in torchmetrics 1.9, windows at the edge use the reflected image, and the whole map is averaged. The window is a
+    product of two, one for each side, and each is a matrix product here: 10 times fewer operations than a convolution
+    by its 121 weights. Raises ValueError for a side under 11 pixels."""
     _check_pair(first, second)
     if min(first.shape[-2:]) < SSIM_WINDOW:
         raise ValueError(f"SSIM needs images of at least {SSIM_WINDOW} px a side; got {tuple(first.shape)}.")
-    from torchmetrics.functional.image import structural_similarity_index_measure  # slow to import, rarely needed
+    rows, columns = (_window(side).to(first) for side in first.shape[-2:])
+    products = torch.stack([first, second, first.square(), second.square(), first * second])
+    one, other, one_square, other_square, both = rows @ products @ columns.T
+    variances = (one_square - one.square()).clamp_min(0) + (other_square - other.square()).clamp_min(0)
+    means = one.square() + other.square()
+    alike = (2 * one * other + SSIM_C1) * (2 * (both - one * other) + SSIM_C2)
+    similar: Tensor = alike / ((means + SSIM_C1) * (variances + SSIM_C2))
+    return similar.flatten(1).mean(1)
 
-    result = structural_similarity_index_measure(
-        first, second, sigma=1.5, kernel_size=SSIM_WINDOW, reduction="none", data_range=1.0, return_full_image=True
-    )
-    _, similarities = cast(tuple[Tensor, Tensor], result)
-    return similarities.flatten(1).mean(1)
+
+def _window(side: int) -> Tensor:
+    """The matrix (side, side) that averages each position with its neighbors, reflected at the edge, as SSIM does."""
+    apart = torch.arange(SSIM_WINDOW) - SSIM_WINDOW // 2
+    weight = (-(apart / SSIM_SIGMA).square() / 2).exp()
+    near = side - 1 - (side - 1 - (torch.arange(side)[:, None] + apart).abs()).abs()
+    return torch.zeros(side, side).scatter_add_(1, near, (weight / weight.sum()).expand(side, -1))
 
 
 class PerceptualDistance(Protocol):
@@ -101,10 +115,11 @@ class PerceptualEncoder:
 
     At each position features are scaled to unit length over channels. The squared difference is summed over channels
     and averaged over positions, then over the encoder's stages where it has any. Lies in [0, 4]; not comparable between
-    encoders, nor with LPIPS."""
+    encoders, nor with LPIPS. `precision` is the encoder's number format: float32, unless it is given for a loss."""
 
-    def __init__(self, encoder: FeatureEncoder) -> None:
+    def __init__(self, encoder: FeatureEncoder, *, precision: Precision = FLOAT) -> None:
         self._encoder = encoder
+        self._precision = precision
 
     @property
     def name(self) -> str:
@@ -125,9 +140,12 @@ class PerceptualEncoder:
         return torch.cat(units, dim=1) / math.sqrt(len(maps))
 
     def _features(self, images: Tensor) -> list[Tensor]:
-        if isinstance(self._encoder, StagedEncoder):
-            return self._encoder.stages(images)
-        return [self._encoder.encode(images)]
+        with autocast(images.device, self._precision):
+            if isinstance(self._encoder, StagedEncoder):
+                maps = self._encoder.stages(images)
+            else:
+                maps = [self._encoder.encode(images)]
+        return [part.float() for part in maps]
 
 
 class LpipsDistance:

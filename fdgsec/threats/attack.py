@@ -245,6 +245,20 @@ class Attack(Protocol):
 
 
 @runtime_checkable
+class SharesTraining(Protocol):
+    """An attack whose negative control is shown what `run` has trained, or optimized row by row.
+
+    What is trained knows no row of a victim, so that the exchanged rows are as far from the truth as with a training of
+    their own."""
+
+    def run_with_control(
+        self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator, control_rng: torch.Generator
+    ) -> tuple[Answers, Answers]:
+        """Answer as `run` does by `rng`, and as `negative_control` does by `control_rng`."""
+        ...
+
+
+@runtime_checkable
 class ReadsModels(Protocol):
     """An attack that reads the payloads of models, which a transcript keeps only on request."""
 

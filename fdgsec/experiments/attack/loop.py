@@ -28,6 +28,7 @@ from fdgsec.threats.attack import (
     Incomplete,
     Question,
     ReadsVectors,
+    SharesTraining,
     TargetFacts,
     Truth,
 )
@@ -318,7 +319,7 @@ def _evaluate(attack: Attack, setting: AttackSetting, answered: _AnsweredQuestio
     knowledge = setting.knowledge
     if all(case.question == "given" for case in cases):  # read alone, and so are their controls
         knowledge = replace(knowledge, auxiliary=None, unseen=None, own=None, vectors_alone=True)
-    answers = attack.run(cases, knowledge, stream(seed, "attack", attack.name))
+    answers, null = _answers(attack, setting, cases, knowledge)
     ignored = ", ".join(dict.fromkeys(name for name in setting.defenses if name not in accounted_for(attack)))
     measured = judge.measure(answers, cases, truths, stream(seed, "world", "judge", attack.name))
     unread = partly_read(attack, setting.exchanges, setting.facts.artifact_kinds)
@@ -335,7 +336,6 @@ def _evaluate(attack: Attack, setting: AttackSetting, answered: _AnsweredQuestio
         )  # fmt: skip
         return Outcome(result=result, answers=answers, cases=cases)
     figures = figures_of(answers, cases, truths)
-    null = attack.negative_control(cases, knowledge, stream(seed, "attack", attack.name, "shuffled"))
     nulls = judge.null(null, cases, truths, stream(seed, "world", "null", attack.name))
     undefended = replace(knowledge, defended=None)  # the positive control is undefended
     control = attack.positive_control(undefended, stream(seed, "attack", attack.name, "plant"))
@@ -350,6 +350,19 @@ def _evaluate(attack: Attack, setting: AttackSetting, answered: _AnsweredQuestio
         measurements=[*measurements, *_unavailable_rows(control.measurement, answered.gaps)],
     )  # fmt: skip
     return Outcome(result=result, nulls=nulls, answers=answers, cases=cases)
+
+
+def _answers(
+    attack: Attack, setting: AttackSetting, cases: Sequence[Case], knowledge: Knowledge
+) -> tuple[Answers, Answers]:
+    """The attack's answers, and those of its negative control, if controls are run."""
+    rng = stream(setting.seed, "attack", attack.name)
+    if not setting.controls:
+        return attack.run(cases, knowledge, rng), ()
+    shuffled = stream(setting.seed, "attack", attack.name, "shuffled")
+    if isinstance(attack, SharesTraining):
+        return attack.run_with_control(cases, knowledge, rng, shuffled)
+    return attack.run(cases, knowledge, rng), attack.negative_control(cases, knowledge, shuffled)
 
 
 def _unavailable_rows(measurement: str, gaps: Mapping[str, str]) -> list[Measurement]:

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from fdgsec.data.domains import DomainDataset, downsample
 from fdgsec.metrics.feature_extractors import INCEPTION, Extractor, extractor_named
-from fdgsec.metrics.frechet_distance import REPEATS
 from fdgsec.metrics.inception_score import CUSTOMARY_SPLIT
 from fdgsec.metrics.measurement import Measurement, Slice
 from fdgsec.runtime.errors import UsageError, WeightsUnavailableError
@@ -33,7 +32,7 @@ BIASED: Mapping[str, tuple[int, str]] = {
 
 def measure_sets(
     groups: Sequence[Group], extractors: Sequence[str | Extractor], rng: torch.Generator, *,
-    limits: Mapping[str, int] | None = None, repeats: int = REPEATS,
+    limits: Mapping[str, int] | None = None,
 ) -> list[Measurement]:  # fmt: skip
     """Judge all generated sets; those about the same cases at the same size make one table.
 
@@ -50,7 +49,7 @@ def measure_sets(
             continue
         for table in _tables(groups):
             limit = (limits or {}).get(str(choice) if isinstance(choice, str) else choice.name)
-            rows += _table_rows(table, extractor, child(rng, extractor.name, table[0].name), repeats, limit)
+            rows += _table_rows(table, extractor, child(rng, extractor.name, table[0].name), limit)
     return rows
 
 
@@ -71,7 +70,7 @@ def _tables(groups: Sequence[Group]) -> list[list[Group]]:
 
 
 def _table_rows(
-    table: Sequence[Group], extractor: Extractor, rng: torch.Generator, repeats: int, limit: int | None
+    table: Sequence[Group], extractor: Extractor, rng: torch.Generator, limit: int | None
 ) -> list[Measurement]:
     """Judge the sets of one table by the same real images, brought to the sets' size."""
     made = {group.name: torch.cat([entry.answer.images for entry in group.of(GeneratedSets)]) for group in table}
@@ -93,7 +92,7 @@ def _table_rows(
         cut = any(len(sets[name]) < len(images) for name, images in made.items())
         real = _drawn(real, None if limit is None else 2 * limit, child(rng, "limit", REAL))
         try:
-            rows = distribution_distance(real, sets, extractor=extractor, rng=rng, repeats=repeats).measurements
+            rows = distribution_distance(real, sets, extractor=extractor, rng=rng).measurements
         except UsageError as error:  # images too small for this extractor
             problem = str(error)
     extent = {"all": "drawn" if cut else "all", "equal": "equal"}

@@ -8,6 +8,7 @@ Differs from the paper: a kernel distance, which needs no equal n, stands beside
 n beside two halves of the real images. The paper's inception scores of 0.18 to 0.29 for reconstructions cannot be
 scores as defined, which are at least 1."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ import torch
 
 from fdgsec.metrics.feature_extraction import BATCH, Images, extract_features
 from fdgsec.metrics.feature_extractors import INCEPTION, ExtractedFeatures, Extractor, extractor_named
-from fdgsec.metrics.frechet_distance import REPEATS, Band, frechet_interval, frechet_of
+from fdgsec.metrics.frechet_distance import Band, frechet_interval, frechet_of
 from fdgsec.metrics.inception_score import CUSTOMARY_SPLIT, inception_score, score_interval
 from fdgsec.metrics.kernel_distance import kernel_estimate
 from fdgsec.metrics.measurement import Measurement, Slice
@@ -54,14 +55,13 @@ def realism_table(
     *,
     extractors: Sequence[str | Extractor] = (INCEPTION, "mini"),
     rng: torch.Generator,
-    repeats: int = REPEATS,
     batch_size: int = BATCH,
 ) -> Realism:
     """Judge `made` (column -> domain -> images: "MSE", "LPIPS", "Baseline GAN"; or "FISC", "CCST") by `real` (domain ->
     images), per domain.
 
-    Extractors whose weights are not stored give one row per metric that says so. `repeats` are those of the Frechet
-    intervals. Raises UsageError for a column called `real`, a domain without real images, or an extractor twice."""
+    Extractors whose weights are not stored give one row per metric that says so. Raises UsageError for a column called
+    `real`, a domain without real images, or an extractor twice."""
     _check(real, made, extractors)
     rows: list[Measurement] = []
     warnings: list[str] = []
@@ -76,7 +76,7 @@ def realism_table(
             sets = {column: images_of[domain] for column, images_of in made.items() if domain in images_of}
             own += distribution_distance(
                 images, sets, extractor=extractor, rng=child(rng, domain), where={"domain": domain},
-                repeats=repeats, batch_size=batch_size,
+                batch_size=batch_size,
             ).measurements  # fmt: skip
             for column in (name for name in made if name not in sets):
                 at: Slice = {"domain": domain, "column": column, "images": "all"}
@@ -93,7 +93,6 @@ def distribution_distance(
     extractor: Extractor,
     rng: torch.Generator,
     where: Slice | None = None,
-    repeats: int = REPEATS,
     batch_size: int = BATCH,
 ) -> Realism:
     """Judge sets of images by one real set: distances of each, the control, and with Inception the scores.
@@ -102,8 +101,8 @@ def distribution_distance(
     statistic gives a row that says so. A real dataset's features come from the cache."""
     place: Slice = where or {}
     truth = extract_features(extractor, real, batch_size=batch_size)
-    found = {name: extract_features(extractor, images, batch_size=batch_size) for name, images in made.items()}
-    table = _Table(names=tuple(_names(extractor.name)), repeats=repeats)
+    found = _extracted(extractor, made, batch_size=batch_size)
+    table = _Table(names=tuple(_names(extractor.name)))
     rows = table.score(truth, {**place, "column": REAL, "images": "all"}, child(rng, REAL, "all"))
     for name, images in found.items():
         rows += table.rows(truth, images, {**place, "column": name, "images": "all"}, child(rng, name, "all"))
@@ -116,12 +115,30 @@ def distribution_distance(
     return Realism(measurements=tuple(rows), warnings=tuple(_warnings(rows, extractor)))
 
 
+def _extracted(extractor: Extractor, made: Mapping[str, Images], *, batch_size: int) -> dict[str, ExtractedFeatures]:
+    """The features of every set; sets of the same pictures in another order, as control B3 is one, are extracted once.
+
+    Features of datasets are cached."""
+    known: dict[frozenset[bytes], tuple[list[bytes], ExtractedFeatures]] = {}
+    found: dict[str, ExtractedFeatures] = {}
+    for name, images in made.items():
+        if not isinstance(images, torch.Tensor):
+            found[name] = extract_features(extractor, images, batch_size=batch_size)
+            continue
+        keys = [hashlib.sha256(image.contiguous().numpy(force=True).data).digest() for image in images]
+        if frozenset(keys) not in known:
+            known[frozenset(keys)] = keys, extract_features(extractor, images, batch_size=batch_size)
+        first, features = known[frozenset(keys)]
+        place = {key: number for number, key in enumerate(first)}
+        found[name] = _rows(features, torch.tensor([place[key] for key in keys]))
+    return found
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Table:
-    """Under which names things are measured (`_names`), and how often images are resampled."""
+    """Under which names things are measured (`_names`)."""
 
     names: tuple[str, ...]
-    repeats: int
 
     def rows(
         self, real: ExtractedFeatures, made: ExtractedFeatures, at: Slice, rng: torch.Generator
@@ -139,10 +156,10 @@ class _Table:
             reason = f"a distance needs at least 2 images a side; there are {len(one)} real and {len(other)} to judge"
             return unavailable([frechet, kernel], at, reason, n=n)
         value = frechet_of(one, other)
-        band = frechet_interval(one, other, value=value, rng=child(rng, "frechet"), repeats=self.repeats)
+        band = frechet_interval(one, other, value=value)
         squared, spread = kernel_estimate(one, other, rng=child(rng, "kernel"))
         return [
-            _row(frechet, at, value, band, n, method="bootstrap"),
+            _row(frechet, at, value, band, n, method="infinitesimal jackknife"),
             _row(kernel, at, squared, spread, n, method="subsampling"),
         ]
 

@@ -16,7 +16,7 @@ from fdgsec.metrics.interval import Interval
 from fdgsec.metrics.measurement import Measurement, Slice
 from fdgsec.runtime.random_streams import child
 from fdgsec.threats.answers import Reconstructions
-from fdgsec.threats.judging.galleries import BLOCK, Galleries, Lineup, embedded, gallery_rows, squared_distances
+from fdgsec.threats.judging.galleries import BLOCK, Galleries, Lineup, gallery_rows, squared_distances
 from fdgsec.threats.judging.groups import (
     Entry,
     Group,
@@ -47,8 +47,9 @@ class Similarity:
     embed: Callable[[Tensor], Tensor] | None = None
 
 
-def similarities(perceptual: Sequence[PerceptualDistance]) -> list[Similarity]:
-    """PSNR, SSIM and the given perceptual distances."""
+def similarities(perceptual: Sequence[PerceptualDistance], galleries: Galleries | None = None) -> list[Similarity]:
+    """PSNR, SSIM and the given perceptual distances, with the embedders of `galleries` where they embed."""
+    kept = galleries or Galleries()
     return [
         Similarity(name="psnr", between=psnr, sign=1, unit="dB", bounds=(0.0, PSNR_CEILING)),
         Similarity(name="ssim", between=ssim, sign=1, bounds=(-1.0, 1.0)),
@@ -57,7 +58,7 @@ def similarities(perceptual: Sequence[PerceptualDistance]) -> list[Similarity]:
                 name=distance.name,
                 between=distance,
                 sign=-1,
-                embed=distance.embed if isinstance(distance, EmbeddingDistance) else None,
+                embed=kept.embedder(distance, distance.name) if isinstance(distance, EmbeddingDistance) else None,
             )
             for distance in perceptual
         ),
@@ -100,7 +101,8 @@ def _rows(
         names = [similarity.name for similarity in similarities(perceptual)] + ["gallery_top1", "gallery_top5"]
         return unavailable(names, group.slice, problem, n=len(entries))
     entries = [replace(entry, answer=_matched_answer(entry)) for entry in entries]
-    rows = _likeness(entries, group.slice, perceptual, child(rng, "likeness"), repeats)
+    compared = similarities(perceptual, galleries)
+    rows = _likeness(entries, group.slice, compared, child(rng, "likeness"), repeats)
     if not entries[0].answer.ordered:
         reason = "the images come in no order, so it is unknown which of the true images each is of"
         return [*rows, *unavailable(["gallery_top1", "gallery_top5"], {**group.slice, "distance": "mse"}, reason)]
@@ -134,14 +136,14 @@ def _problem(entries: Sequence[Entry[Reconstructions]]) -> str:
 
 
 def _likeness(
-    entries: Sequence[Entry[Reconstructions]], where: Slice, perceptual: Sequence[PerceptualDistance],
-    rng: torch.Generator, repeats: int,
+    entries: Sequence[Entry[Reconstructions]], where: Slice, compared: Sequence[Similarity], rng: torch.Generator,
+    repeats: int,
 ) -> list[Measurement]:  # fmt: skip
     """Per similarity its mean beside that of B3, and the paired gain over each control, positive for a leak."""
     rows: list[Measurement] = []
     present = [name for name in CONTROLS if name in entries[0].answer.controls]
     true = [_true_images(entry) for entry in entries]
-    for similarity in similarities(perceptual):
+    for similarity in compared:
         try:
             compare = _comparison(true, similarity)
             values = compare([entry.answer.images for entry in entries])
@@ -170,25 +172,30 @@ def _true_images(entry: Entry[Reconstructions]) -> Tensor:
 
 
 def _comparison(true: Sequence[Tensor], similarity: Similarity) -> Callable[[Sequence[Tensor]], Tensor]:
-    """Compare with the true images, which are embedded once where the similarity can."""
+    """Compare with the true images, all entries together; they are embedded once where the similarity can."""
     if similarity.embed is None:
         return lambda guessed: _pairwise(guessed, true, similarity)
     embed = similarity.embed
-    targets = [embedded(embed, images) for images in true]
+    targets = [embed(part) for images in _joined(true) for part in images.split(BLOCK)]
 
     def compare(guessed: Sequence[Tensor]) -> Tensor:
-        gaps = [
-            (embedded(embed, images) - target).square().sum(1) for images, target in zip(guessed, targets, strict=True)
-        ]
+        blocks = (part for images in _joined(guessed) for part in images.split(BLOCK))
+        gaps = [(embed(part) - target).square().sum(1) for part, target in zip(blocks, targets, strict=True)]
         return torch.cat(gaps).to(torch.float64)
 
     return compare
 
 
+def _joined(images: Sequence[Tensor]) -> list[Tensor]:
+    """The images of all entries together, where they are of one size: most entries have one."""
+    together = len({part.shape[1:] for part in images}) == 1
+    return [torch.cat(list(images))] if together else list(images)
+
+
 def _pairwise(guessed: Sequence[Tensor], true: Sequence[Tensor], similarity: Similarity) -> Tensor:
     """Compare guessed with true images, pair by pair: (rows,) float64."""
     values = []
-    for images, targets in zip(guessed, true, strict=True):
+    for images, targets in zip(_joined(guessed), _joined(true), strict=True):
         for part, target in zip(images.split(BLOCK), targets.split(BLOCK), strict=True):
             with torch.inference_mode():
                 values.append(similarity.between(part.float(), target))

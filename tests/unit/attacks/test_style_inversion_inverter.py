@@ -9,12 +9,14 @@ from fdgsec.attacks.style_inversion.inverter import (
     LINEAR_SIDE,
     Schedule,
     TrainingSet,
+    against,
     fit_generator,
     fit_linear,
 )
 from fdgsec.attacks.style_inversion.training_images import colorized, colorless, cropped, encode_prior, mirrored
-from fdgsec.metrics.image_similarity import mse
+from fdgsec.metrics.image_similarity import PerceptualEncoder, mse
 from fdgsec.nn.networks.style_generator import small_shape
+from fdgsec.nn.styles.encoders import Pixels
 from tests.support.quadrants import (
     WORLD,
     child_rng,
@@ -78,6 +80,28 @@ def test_the_linear_inverse_recovers_a_linear_picture():
     # the smallest penalty, 1, shrinks weights by about 1 in 60; pixels vary by 0.12
     assert float((linear(training.features) - images).abs().mean()) < 0.005
     assert float((unseen - images).abs().mean()) < 0.01
+
+
+def test_a_distance_to_embedded_training_images_is_the_distance_to_the_images():
+    rng = torch.Generator().manual_seed(5)
+    images, drawn = torch.rand(70, 3, 16, 16, generator=rng), torch.rand(4, 3, 16, 16, generator=rng)
+    rows = torch.tensor([3, 69, 3, 40])
+    loss = PerceptualEncoder(Pixels())
+
+    found = against(images, loss)(drawn, rows)
+
+    assert torch.allclose(found, loss(drawn, images[rows]), rtol=2e-3)  # the images' side has 11 binary digits
+    assert torch.equal(against(images, mse)(drawn, rows), mse(drawn, images[rows]))
+
+
+def test_training_ends_when_its_last_checks_gained_little_of_all_that_was_gained():
+    plain, settling = Schedule(steps=9, patience=2), Schedule(steps=9, patience=2, settled=0.05)
+
+    assert not plain.over([1.0, 1.0])  # fewer checks than the patience
+    assert plain.over([1.0, 1.0, 1.0])
+    assert not plain.over([1.0, 0.5, 0.49, 0.48])
+    assert settling.over([1.0, 0.5, 0.49, 0.48])  # 0.02 of 0.52
+    assert not settling.over([1.0, 0.9, 0.8, 0.7])
 
 
 def test_a_generator_that_only_does_harm_is_discarded():

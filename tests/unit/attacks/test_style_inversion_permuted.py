@@ -12,6 +12,7 @@ from fdgsec.attacks.style_inversion.reconstruction_answers import reconstruct_ro
 from fdgsec.attacks.style_inversion.style_rows import populations
 from fdgsec.data.domains import downsample
 from fdgsec.runtime.random_streams import child, stream
+from fdgsec.threats.answers import Reconstructions
 from fdgsec.threats.judging.galleries import squared_distances
 from fdgsec.threats.judging.judge import Judge
 from tests.support.quadrants import SERVER
@@ -25,6 +26,23 @@ def percentiles(pictures: Tensor, gallery: Tensor, true: Tensor) -> Tensor:
     distances = squared_distances(pictures, gallery)
     own = distances[torch.arange(len(true)), true]
     return (distances <= own[:, None]).sum(1).to(torch.float64) / len(gallery)
+
+
+def test_the_negative_control_is_the_runs_own_pictures_each_given_to_another_row():
+    attack = StyleInversion(losses=("mse",), priors=("intra",))
+    control = attack.positive_control(SERVER, child(ROOT, "plant"))
+    rng, control_rng = child(ROOT, "run"), child(ROOT, "shuffled")
+
+    answers, exchanged = attack.run_with_control(control.cases, control.knowledge, rng, control_rng)
+
+    own = [answer for answer in answers if isinstance(answer, Reconstructions)]
+    theirs = [answer for answer in exchanged if isinstance(answer, Reconstructions)]
+    assert [answer.case for answer in own] == [answer.case for answer in theirs]
+    pictures, others = (torch.cat([answer.images for answer in part]).flatten(1) for part in (own, theirs))
+    shown = torch.cdist(others, pictures).argmin(1)
+    assert sorted(shown.tolist()) == list(range(len(pictures)))  # the same pictures, each once
+    assert not bool((shown == torch.arange(len(shown))).any())  # and none for its own row
+    assert torch.allclose(others, pictures[shown], atol=1e-5)  # kernels round by the place in a batch
 
 
 @pytest.mark.slow

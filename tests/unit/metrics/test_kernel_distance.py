@@ -55,6 +55,21 @@ def test_subsets_of_everything_are_the_whole_and_others_the_distance_of_some_sub
     assert len({round(value, 9) for value in drawn.tolist()}) > 10
 
 
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float64, 1e-11), (torch.float32, 2e-6)])
+def test_few_small_subsets_have_the_distances_of_torchmetrics(dtype: torch.dtype, error: float) -> None:
+    from torchmetrics.image.kid import poly_mmd
+
+    first, second = (features(seed=seed, n=120, d=32, shift=3.0).to(dtype) for seed in (10, 11))
+    rng = stream(0, "attack", "picks")
+    picks = [(torch.randperm(120, generator=rng)[:30], torch.randperm(120, generator=rng)[:30]) for _ in range(6)]
+
+    drawn = kernel_subsets(first, second, size=30, subsets=6, rng=stream(0, "attack", "picks"))
+
+    expected = [float(poly_mmd(first[one].double(), second[other].double())) for one, other in picks]
+    # kernel values are about 1,000 here, of which float32 keeps 7 digits in each of 900
+    assert drawn.tolist() == pytest.approx(expected, abs=1000 * error)
+
+
 @pytest.mark.parametrize("n", [5, 40])
 def test_the_distance_is_unbiased_at_any_number_of_images(n: int) -> None:
     rng = stream(6, "attack", "unbiased", n)

@@ -174,6 +174,19 @@ def test_the_size_of_a_block_changes_nothing(monkeypatch: pytest.MonkeyPatch):
     assert all(map(torch.equal, whole, in_blocks))
 
 
+@pytest.mark.parametrize("metric", ["cosine", "euclidean"])
+def test_neighbors_that_float32_cannot_tell_apart_are_those_of_float64(metric: Metric):
+    rows = 1 + 1e-9 * normal(300, 5, "near")  # distances of 1e-9, of which float32 keeps nothing
+    rows = torch.cat([rows, normal(300, 5, "far")])
+
+    points = rows / rows.norm(dim=1, keepdim=True) if metric == "cosine" else rows - rows.mean(0)
+    half = 0.0 if metric == "cosine" else points.square().sum(1) / 2
+    likeness = points @ points.T - half
+    likeness.fill_diagonal_(-torch.inf)
+
+    assert torch.equal(first_neighbors(rows, metric=metric), likeness.argmax(1))
+
+
 def test_no_tensor_holds_a_number_for_every_pair_of_rows():
     rows = normal(3_000, 4)
 

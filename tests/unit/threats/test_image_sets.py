@@ -53,9 +53,7 @@ def answer(name: str, images: Tensor, *, number: int = 0, **where: str) -> Gener
 def judged(
     answers: list[Answer], cases: list[Case], truths: list[Truth], *extractors: Extractor
 ) -> dict[tuple[str, ...], Measurement]:
-    rows = measure_sets(
-        grouped(answers, cases, truths), extractors or (Cells(), Cells("cells")), stream(0, "attack"), repeats=5
-    )
+    rows = measure_sets(grouped(answers, cases, truths), extractors or (Cells(), Cells("cells")), stream(0, "attack"))
     assert len({(row.name, tuple(row.slice.items())) for row in rows}) == len(rows)
     return {
         (row.name, str(row.slice.get("prior", "")), str(row.slice.get("column")), str(row.slice.get("images"))): row

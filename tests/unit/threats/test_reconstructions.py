@@ -8,7 +8,7 @@ from fdgsec.data.domains import DomainDataset, downsample
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.answers import Answer, Reconstructions
 from fdgsec.threats.attack import Case, Truth
-from fdgsec.threats.judging.galleries import Lineup, squared_distances
+from fdgsec.threats.judging.galleries import KEPT, Embedded, Lineup, squared_distances
 from fdgsec.threats.judging.judge import Judge
 from tests.support.judged import case, judged
 from tests.support.one_domain import one_domain
@@ -147,3 +147,23 @@ def test_squared_distances_agree_with_subtraction():
 
     by_hand = (first.unsqueeze(1) - second).double().square().flatten(2).sum(2)
     assert torch.allclose(found.double(), by_hand, atol=1e-4)  # float32 sums of 75 terms below 1
+
+
+def test_equal_pictures_are_embedded_once_and_the_last_used_are_kept():
+    seen: list[int] = []
+
+    def embed(pictures: Tensor) -> Tensor:
+        seen.append(len(pictures))
+        return pictures.mean((2, 3))
+
+    embedder = Embedded(embed=embed)
+    pictures = torch.rand(3, 3, 4, 4, generator=stream(0, "world", "pictures"))
+    repeated = pictures[[0, 1, 0, 0]]
+
+    assert torch.equal(embedder(repeated), repeated.mean((2, 3)))
+    assert torch.equal(embedder(pictures), pictures.mean((2, 3)))
+    assert seen == [2, 1]
+
+    for number in range(KEPT):
+        embedder(torch.full((1, 3, 4, 4), number / KEPT))
+    assert len(embedder.kept) == KEPT
