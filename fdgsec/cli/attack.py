@@ -95,6 +95,7 @@ def command(
     client_timeout: o.ClientTimeout = 600.0,
     wait: o.Wait = 300.0,
     out: o.Out = None,
+    every: o.Every = False,
     as_json: o.AsJson = False,
 ) -> int:
     """Attack what a target sends, what a finished run recorded, or your own vectors; every number with interval and
@@ -103,7 +104,7 @@ def command(
         raise UsageError("--engine says where a target runs; --run and --artifacts attack what is there already.")
     chosen = _Chosen(
         attacks=tuple(attack or ()), adversary=adversary, profile=profile, seed=seed, assignments=tuple(set_ or ()),
-        data_root=data_root, fresh=fresh, dry_run=dry_run, out=out, as_json=as_json,
+        data_root=data_root, fresh=fresh, dry_run=dry_run, out=out, as_json=as_json, every=every,
     )  # fmt: skip
     said = {"target": target, "preset": preset, "defense": defense}
     about_vectors = {
@@ -147,6 +148,7 @@ class _Chosen:
     dry_run: bool
     out: Path | None
     as_json: bool
+    every: bool
 
     def folder(self, what: str, *, seeded: bool = True) -> Path:
         """Where the report goes: --out, or a name of its own under runs/."""
@@ -251,11 +253,9 @@ def _planned(config: "RunConfig", rows: Sequence[tuple[str, str]], chosen: _Chos
 
 def _done(report: "AttackReport", folder: Path, chosen: _Chosen) -> int:
     """Print the report with what is to be said about it, and return the exit code."""
-    from fdgsec.cli.tables import console, print_report
+    from fdgsec.cli.print_report import print_report
 
-    print_report(report, as_json=chosen.as_json, out=folder)
-    if not chosen.as_json and report.environment.get("notes"):
-        console().print(f"notes: {report.environment['notes']}", highlight=False, markup=False)
+    print_report(report, as_json=chosen.as_json, out=folder, every=chosen.every)
     failed, skipped = (
         {result.name: result.reason for result in report.attacks if result.status == status}
         for status in ("failed", "skipped")

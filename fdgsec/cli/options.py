@@ -60,6 +60,7 @@ AllowPartial = Annotated[bool, typer.Option("--allow-partial", help="Go on with 
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for the run; replaced only if fdgsec wrote it.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Reuse no run and no cache.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the document instead of the table.")]
+Every = Annotated[bool, typer.Option("--all", help="Print every measurement, not only the answers.")]
 Engine = Annotated[
     str, typer.Option("--engine", help="local, flower-sim (Flower's simulation) or flower (nodes elsewhere).")
 ]

@@ -42,7 +42,8 @@ def command(
     as_json: o.AsJson = False,
 ) -> int:
     """Train a method's rounds and measure accuracy on a domain that no client has seen."""
-    from fdgsec.cli.tables import print_report, print_seeds
+    from fdgsec.cli.print_report import print_report
+    from fdgsec.cli.tables import print_seeds
     from fdgsec.experiments import train as experiment
     from fdgsec.experiments.bench.seeds import train_seeds
     from fdgsec.experiments.flower.engine_choice import EngineChoice, federation_of, flower_federation
