@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from fdgsec.nn.networks.style_generator import GeneratorShape, StyleGenerator
 from fdgsec.nn.styles.channel_statistics import EPS
+from fdgsec.runtime.progress import tracked
 from fdgsec.runtime.random_streams import child
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -187,7 +188,7 @@ def fit_generator(
     lowest = _validation_error(average, inputs[held], unseen[held], training.images[held], loss)
     optimizer = torch.optim.AdamW(generator.parameters(), lr=schedule.rate, weight_decay=schedule.weight_decay)
     draws, disappointments = child(rng, "batches"), 0
-    for step in range(1, schedule.steps + 1):
+    for step in tracked(range(1, schedule.steps + 1), "style inversion: training a generator"):
         for group in optimizer.param_groups:
             group["lr"] = schedule.rate * (0.02 + 0.49 * (1 + math.cos(math.pi * (step - 1) / schedule.steps)))
         rows = pool[torch.randint(len(pool), (schedule.batch,), generator=draws).to(pool.device)]

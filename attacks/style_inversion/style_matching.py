@@ -19,6 +19,7 @@ from torch.nn import functional
 from fdgsec.nn.styles.channel_statistics import style_of
 from fdgsec.nn.styles.encoders import SMALLEST_SIDE, StyleEncoder
 from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.progress import tracked
 from fdgsec.runtime.random_streams import child
 
 ALPHA = 6
@@ -160,7 +161,7 @@ def _descend(
         grid.requires_grad_() for grid in _choose_roughness(encoder, targets, spread, base, pyramid, options.roughness)
     ]
     optimizer = torch.optim.Adam(grids, lr=options.rate, betas=options.betas)
-    for step in range(options.steps):
+    for step in tracked(range(options.steps), "inversion by optimization: steps"):
         falling = (1 + math.cos(math.pi * step / options.steps)) / 2
         for group in optimizer.param_groups:
             group["lr"] = options.rate * (LEAST_RATE + (1 - LEAST_RATE) * falling)

@@ -14,6 +14,7 @@ from fdgsec.experiments.report.schema import AttackReport, AttackResult
 from fdgsec.experiments.report.stored import stored_path, stored_report
 from fdgsec.experiments.report.text import controls_of, described, interval, number, promises
 from fdgsec.experiments.report.words import MEASURE_WORDS, listed, rate, short
+from fdgsec.runtime.progress import output
 
 COLORS: Mapping[str, str] = {
     "leaks strongly": "bold red", "leaks": "red", "leaks slightly": "yellow", "unreliable": "bold magenta",
@@ -22,14 +23,14 @@ COLORS: Mapping[str, str] = {
 """The color of a verdict; others are dim. A color never says what no word says."""
 
 
-def print_report(report: AttackReport, *, as_json: bool, out: Path, every: bool = False, brief: bool = False) -> None:
-    """Print a report: the document; or the sentence, alone if `brief`, with all rows if `every`."""
+def print_report(report: AttackReport, *, as_json: bool, out: Path, every: bool = False) -> None:
+    """Print a report: the document; or the sentence, alone with --quiet, with all rows if `every`."""
     if as_json:
         print(report.json(), end="")
         return
     found, terminal = findings_of(report), console()
     _line(terminal, found.sentence)
-    if brief:
+    if output().quiet:
         return
     if report.attacks:
         _print_answers(terminal, found, report.attacks)
