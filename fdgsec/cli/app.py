@@ -26,6 +26,7 @@ VERBS: Mapping[str, str] = {
     "list": "fdgsec.cli.list_verb:command",
     "plot": "fdgsec.cli.plot:command",
     "report": "fdgsec.cli.report:command",
+    "runs": "fdgsec.cli.runs:command",
     "compare": "fdgsec.cli.compare:command",
     "explain": "fdgsec.cli.explain:command",
     "doctor": "fdgsec.cli.doctor:command",

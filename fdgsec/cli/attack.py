@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fdgsec.cli import options as o
+from fdgsec.cli.run_folders import default_folder
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.progress import progress_bars
 
@@ -150,10 +151,10 @@ class _Chosen:
     as_json: bool
     every: bool
 
-    def folder(self, what: str, *, seeded: bool = True) -> Path:
+    def folder(self, what: str, *settings: object, seeded: bool = True) -> Path:
         """Where the report goes: --out, or a name of its own under runs/."""
         seed = f"-seed{self.seed or 0}" if seeded else ""
-        return self.out or Path("runs") / f"{what}-{self.profile}-{self.adversary}{seed}"
+        return self.out or default_folder(f"{what}-{self.profile}-{self.adversary}{seed}", *settings, self.data_root)
 
 
 def _on_target(
@@ -171,7 +172,7 @@ def _on_target(
         with progress_bars() as progress:
             rows = experiment.dry_run(config, data_root=chosen.data_root, progress=progress)
         return _planned(config, rows, chosen)
-    folder, elsewhere = chosen.folder(f"{target}-{config.dataset}"), None
+    folder, elsewhere = chosen.folder(f"{target}-{config.dataset}", config, engine_choice.engine), None
     if engine_choice.engine != "local":
         elsewhere = flower_federation(engine_choice, purpose="attack", data_root=chosen.data_root)
     with progress_bars() as progress:
@@ -192,7 +193,7 @@ def _on_run(run: Path, chosen: _Chosen, *, target: str | None, device: str | Non
         with progress_bars() as progress:
             config, rows = dry_run_recorded(request, data_root=chosen.data_root, progress=progress)
         return _planned(config, rows, chosen)
-    folder = chosen.folder(f"attack-on-{run.resolve().name}", seeded=chosen.seed is not None)
+    folder = chosen.folder(f"attack-on-{run.resolve().name}", request, seeded=chosen.seed is not None)
     with progress_bars() as progress:
         report = attack_recorded(request, data_root=chosen.data_root, out=folder, fresh=chosen.fresh, progress=progress)
     return _done(report, folder, chosen)
@@ -218,7 +219,7 @@ def _on_vectors(
         attacks=chosen.attacks, adversary=chosen.adversary, profile=chosen.profile, seed=chosen.seed or 0,
         assignments=chosen.assignments,
     )  # fmt: skip
-    folder = chosen.folder(f"attack-on-{file.stem}")
+    folder = chosen.folder(f"attack-on-{file.stem}", request)
     with progress_bars() as progress:
         report = attack_vectors(request, data_root=chosen.data_root, out=folder, progress=progress)
     code = _done(report, folder, chosen)

@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 import typer
 
 from fdgsec.cli import options as o
+from fdgsec.cli.run_folders import default_folder
 from fdgsec.runtime.progress import progress_bars
 
 Target = Annotated[str, typer.Option("--target", help="Whose messages to audit (`fdgsec list targets`).")]
@@ -64,9 +64,8 @@ def command(
         plan,
         assignments=set_ or (),
     )  # fmt: skip
-    folder = (
-        out or Path("runs") / f"audit-{target}-{dataset}-{name_of('defenses', type(config.defenses[0]))}-seed{seed}"
-    )
+    defended = name_of("defenses", type(config.defenses[0]))
+    folder = out or default_folder(f"audit-{target}-{dataset}-{defended}-seed{seed}", config, plan, data_root)
     with progress_bars() as progress:
         found = audit(config, plan, data_root=data_root, out=folder, progress=progress)
     if as_json:

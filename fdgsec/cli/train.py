@@ -1,12 +1,12 @@
 """`fdgsec train`: accuracy on the unseen domain."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from fdgsec.cli import options as o
+from fdgsec.cli.run_folders import default_folder
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.progress import progress_bars
 
@@ -55,7 +55,8 @@ def command(
         {**given, "dataset": dataset, "seed": seed, "defenses": defense or (), "allow_partial": allow_partial},
         preset=preset, assignments=set_ or (),
     )  # fmt: skip
-    folder = out or Path("runs") / f"train-{config.method_name}-{dataset}-seed{seed}"
+    name = f"train-{config.method_name}-{dataset}-seed{seed}"
+    folder = out or default_folder(name, config, seeds, engine, data_root)
     engine_choice = EngineChoice(
         engine=engine, federation=federation, ca=ca, insecure=insecure, quorum=quorum, timeout=client_timeout, wait=wait
     )
