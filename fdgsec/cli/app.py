@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from fdgsec.cli.help_pages import completed
 from fdgsec.runtime.errors import FdgsecError, unknown_name
+from fdgsec.runtime.invocation import invoked_with
 from fdgsec.runtime.progress import Output, output_as
 from fdgsec.runtime.version import __version__
 from fdgsec.runtime.worker_processes import keep_freed_memory
@@ -85,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in given
     given = [item for item in given if item != "--debug"]
     try:
-        with output_as(Output()):
+        with output_as(Output()), invoked_with(given):
             result = app(given, prog_name="fdgsec", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
         typer.echo(error.ctx.get_help() if error.ctx is not None else error.format_message())

@@ -50,6 +50,10 @@ class Finding:
     faults: tuple[str, ...]
     spoiled: bool
 
+    def alike_to(self, row: Measurement) -> bool:
+        """Tell whether a row is the same measurement of other clients."""
+        return row.judged and row.name == self.row.name and _apart_from_place(row) == _apart_from_place(self.row)
+
     @property
     def holds(self) -> bool:
         """Whether the row is flagged and no negative control of the attack failed."""
