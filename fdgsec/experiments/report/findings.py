@@ -256,7 +256,7 @@ def _no_leak(report: AttackReport, findings: Sequence[Finding], failures: Sequen
     name = _scope(report)
     spoiled = [one for one in findings if one.spoiled and one.row.leaks]
     by_size = {size: [one for one in findings if one.size == size] for size in dict.fromkeys(f.size for f in findings)}
-    flagged = sum(one.flagged for one in findings)
+    flagged = sum(one.flagged - one.row.leaks for one in findings)
     open_ones = [one.attack for one in findings if one.size != NO_LEAK]
     if spoiled:
         begun = f"Unreliable: {spoiled[0].attack} is flagged on {name}, but {'; '.join(spoiled[0].faults)}"
@@ -271,7 +271,7 @@ def _no_leak(report: AttackReport, findings: Sequence[Finding], failures: Sequen
     if open_ones and not spoiled:
         clauses.append(f"not decided by {listed(open_ones)}")
     if flagged:
-        clauses.append(f"{flagged} of {sum(one.judged for one in findings)} other measurements are flagged")
+        clauses.append(f"{flagged} of {sum(one.judged - 1 for one in findings)} other measurements are flagged")
     if failures:
         clauses.append(f"{listed(failures)} failed")
     return "; ".join(clauses) + "."

@@ -282,7 +282,8 @@ def _score(
     value, low, high = (None if score.get(key) is None else float(str(score[key])) for key in ("value", "low", "high"))
     assert value is not None
     bounds = "" if low is None or high is None else f" [{short(low)}, {short(high)}]"
+    css = "calm" if low is not None and baseline is not None and low > baseline else "open"
     return {
-        "what": name, "attack": what, "strip": strip(value, low=low, high=high, baseline=baseline, css="calm"),
+        "what": name, "attack": what, "strip": strip(value, low=low, high=high, baseline=baseline, css=css),
         "note": "", "verdict": f"{rate(value)}{bounds}", "css": "", "numbers": f"n = {score.get('n', '')}",
     }  # fmt: skip
