@@ -173,7 +173,7 @@ def test_an_attack_asked_for_by_name_that_cannot_read_the_target_is_refused(
 
     told = capsys.readouterr()
     assert code == 2
-    assert told.err.startswith("fdgsec: attack pool-exposure cannot run on ccst-overall: reads ImageStyles")
+    assert told.err.startswith("fdgsec: attack pool-exposure cannot run on ccst-overall: not applicable: ")
     assert not out.exists()
 
 

@@ -35,6 +35,11 @@ KIND_WORDS: Mapping[str, str] = {
     "Scores": "scores of other clients' models",
 }
 """Kinds of artifacts in words."""
+PLURALS: Mapping[str, str] = {
+    "StyleStatistics": "pooled styles", "StyleDistribution": "style distributions",
+    "InterpolationStyle": "interpolation styles", "StyleBank": "style banks", "Prototypes": "class prototypes",
+    "HeadGradient": "head gradients",
+}  # fmt: skip
 MEASURE_WORDS: Mapping[str, str] = {
     "auc": "AUC", "exposed_auc": "AUC", "exact_list": "exact lists", "top1": "top-1 rate", "top5": "top-5 rate",
     "balanced_accuracy": "balanced accuracy", "gallery_top1": "gallery top-1 rate", "psnr_gain": "PSNR gain",
@@ -43,6 +48,11 @@ MEASURE_WORDS: Mapping[str, str] = {
     "median_rank": "median rank",
 }  # fmt: skip
 """Measurements in words; others go by their names."""
+
+
+def kind_in_words(kind: str) -> str:
+    """A kind of artifact as a plural: `styles of single images`; of a plug-in its name."""
+    return PLURALS.get(kind, KIND_WORDS.get(kind, kind))
 
 
 def short(value: float) -> str:
