@@ -1,15 +1,18 @@
 """Help pages: options in groups, as plain text, and the options that every verb has."""
 
+import inspect
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import click
 from typer.core import TyperOption
+from typer.utils import get_params_from_function
 
 from fdgsec.runtime.progress import say_more_or_less
 
 OTHERS = "Output"
-PANELS = ("Options", "Data", "Method", "Training", "Attack", "Federation", OTHERS)
+PANELS = ("Options", "Data", "Method", "Training", "Attack", "Your own vectors", "Federation", OTHERS)
 """The groups of options in their order."""
 
 
@@ -22,6 +25,15 @@ def completed(command: click.Command) -> click.Command:
     command.params += _common()
     command.format_options = lambda ctx, formatter: _options(command, ctx, formatter)  # type: ignore[method-assign]
     return command
+
+
+def _argument_help(command: click.Command) -> dict[str, str]:
+    """The help of a command's arguments, as declared: newer versions of click drop what typer sets."""
+    if command.callback is None:
+        return {}
+    function = inspect.unwrap(command.callback, stop=lambda each: "__signature__" in vars(each))
+    declared = get_params_from_function(function)
+    return {name: str(getattr(about.default, "help", "") or "") for name, about in declared.items()}
 
 
 def _common() -> list[click.Option]:
@@ -53,18 +65,22 @@ def _common() -> list[click.Option]:
 def _options(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
     """Write arguments, then options by group."""
     groups: dict[str, list[tuple[str, str]]] = {}
+    arguments = _argument_help(command)
     for param in command.get_params(ctx):
         record = param.get_help_record(ctx)
         if record is not None:
-            groups.setdefault(_panel(param), []).append((record[0], plain_help(record[1])))
+            text = plain_help(record[1])
+            if isinstance(param, click.Argument):
+                text = f"{arguments.get(param.name or '', '')}  {text}".strip()
+            groups.setdefault(_panel(param), []).append((record[0], text))
     for name in sorted(groups, key=lambda name: (name != "Arguments", PANELS.index(name) if name in PANELS else -1)):
         with formatter.section(name):
             formatter.write_dl(groups[name])
 
 
 def plain_help(text: str) -> str:
-    """Help as typer writes it, without the backslashes that are meant for rich."""
-    return text.replace("\\[", "[")
+    """Help as typer writes it, without the backslashes that are meant for rich, and defaults without parentheses."""
+    return re.sub(r"\[default: \((.+?)\)(?=[;\]])", r"[default: \1", text.replace("\\[", "["))
 
 
 def _panel(param: click.Parameter) -> str:
