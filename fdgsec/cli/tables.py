@@ -18,8 +18,8 @@ from fdgsec.privacy.ledger import review_mark
 Rows = Sequence[Sequence[str]]
 COLUMNS = ("first", "second", "difference", "intervals")
 LEGEND = (
-    "Difference is second minus first. Apart: the 95% intervals share nothing, which shows a difference; that they "
-    "overlap shows none, and no agreement either."
+    "Difference is second minus first. Apart: the 95% intervals do not overlap (evidence of a difference). "
+    "Overlapping intervals are inconclusive."
 )
 
 

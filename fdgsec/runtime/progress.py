@@ -3,7 +3,7 @@
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -77,7 +77,7 @@ def reporting(progress: Progressive) -> Iterator[None]:
         _shown.reset(token)
 
 
-def tracked(items: Collection[T] | Sequence[T] | range, description: str) -> Iterator[T]:  # type: ignore[type-var]
+def tracked(items: Sequence[T], description: str) -> Iterator[T]:
     """Give the items one by one, and show how far that is where a command shows progress.
 
     For loops of more than two seconds that no argument connects with the command, as those inside attacks."""
@@ -85,7 +85,7 @@ def tracked(items: Collection[T] | Sequence[T] | range, description: str) -> Ite
     shown.update(description, 0, total)
     try:
         for done, item in enumerate(items, 1):
-            yield item  # type: ignore[misc]
+            yield item
             shown.update(description, done, total)
     finally:  # also where the loop ended early
         shown.update(description, total, total)
