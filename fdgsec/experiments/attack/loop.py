@@ -41,7 +41,7 @@ UPLOADED = frozenset({"StyleStatistics", "StyleDistribution", "ImageStyles", "Am
 """Artifacts that clients send before any training."""
 RUN_OR_TRAINING = ("released", "cohorts", "trained", "hostile", "breakdown", "guarded_runs", "guarded_exchanges")
 """Questions about the run itself, about training, or about malicious clients."""
-NOTHING_ASKED = "not applicable: this target releases no per-image vectors, or there are too few images"
+NOTHING_ASKED = "not run: this target releases no per-image vectors, or has too few images for every request"
 
 
 class Questions(Protocol):
