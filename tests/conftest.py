@@ -14,6 +14,13 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # networks of several workers on all co
     os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start
 
 
+@pytest.fixture(autouse=True)
+def no_weights_folder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let fdgsec find no weights but those that a test stores; tests marked `data` use $FDGSEC_WEIGHTS."""
+    if request.node.get_closest_marker("data") is None:
+        monkeypatch.delenv("FDGSEC_WEIGHTS", raising=False)
+
+
 @pytest.fixture
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Let fdgsec keep what it caches in a folder of this test."""

@@ -16,6 +16,7 @@ from torch.nn import functional
 from fdgsec.data.domains import DomainDataset, downsample
 from fdgsec.nn.networks.style_generator import SEED_SIDE, StyleGenerator, adversarial_shape
 from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.progress import tracked
 from fdgsec.runtime.random_streams import child
 
 LATENT = 64
@@ -86,7 +87,7 @@ def fit_image_prior(
     optimizer = torch.optim.Adam([{"params": generator.parameters(), "lr": 2e-3}, {"params": [latents], "lr": 1e-2}])
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=[4e-3, 2e-2], total_steps=steps)
     draws = child(rng, "batches")
-    for _ in range(steps):
+    for _ in tracked(range(steps), "gradient inversion: training a prior"):
         rows = torch.randperm(len(true), generator=draws)[:BATCH].to(true.device)
         optimizer.zero_grad()
         _pyramid_error(generator(latents[rows]), true[rows]).backward()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fdgsec.attacks.gradient_inversion.image_prior import ImagePrior
 from fdgsec.nn.networks.classifiers import IMAGENET_MEAN, IMAGENET_STD
+from fdgsec.runtime.progress import tracked
 
 Distance = Callable[[Tensor], Tensor]
 """Maps pictures (B, 3, H, W) to a scalar that is to become small."""
@@ -44,7 +45,7 @@ def search_pixels(distance: Distance, start: Tensor, *, steps: int, rate: float,
     optimizer = torch.optim.Adam([images], lr=rate)
     milestones = [steps * part // 8 for part in (3, 5, 7)]
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, gamma=0.1)
-    for _ in range(steps):
+    for _ in tracked(range(steps), "gradient inversion: steps"):
         loss = distance(images) + variation * total_variation(images)
         images.grad = torch.autograd.grad(loss, images)[0].sign()
         optimizer.step()
@@ -100,7 +101,7 @@ def _descend(
 ) -> None:
     optimizer = torch.optim.Adam([dict(group) for group in parameters])
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, steps))
-    for _ in range(steps):
+    for _ in tracked(range(steps), "gradient inversion: steps"):
         optimizer.zero_grad()
         loss = distance(prior(latents)) + UNLIKELY * prior.unlikely(latents)
         loss.backward()

@@ -16,6 +16,7 @@ from torch import Tensor
 from fdgsec.attacks.statistics.domain_populations import PlacedCandidates, Population
 from fdgsec.data.domains import DomainDataset, join
 from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.progress import tracked
 from fdgsec.runtime.random_streams import child
 from fdgsec.threats.adversary import Knowledge
 
@@ -136,7 +137,7 @@ class ShadowSimulation:
                 "membership in a style that is not a mean is simulated; the adversary cannot run the target."
             )
         found = []
-        for start in range(0, len(clients), FEDERATION):
+        for start in tracked(range(0, len(clients), FEDERATION), "simulated clients"):
             together = clients[start : start + FEDERATION]
             view = simulate(together, child(rng, start))
             for place, images in enumerate(together, 1):

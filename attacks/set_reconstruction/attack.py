@@ -31,6 +31,7 @@ from fdgsec.attacks.statistics.defense_noise import ACCOUNTED
 from fdgsec.attacks.statistics.pooled_questions import domain_of, size_of
 from fdgsec.attacks.statistics.release_precision import ROUNDINGS, rounded
 from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.progress import tracked
 from fdgsec.runtime.random_streams import child
 from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.answers import Answer, MemberList, Membership
@@ -220,7 +221,7 @@ def _answers(
     answers: list[Membership | MemberList] = []
     for alike in _alike(cases, list(seen)):
         solved = _solver(reader, cases[alike[0]], seen[alike[0]], child(rng, "prior", alike[0]))
-        for number in alike:
+        for number in tracked(alike, "set reconstruction: clients"):
             found = solved(cases[number], seen[number])
             answers += [
                 Membership(case=number, scores=found.scores()), MemberList(case=number, believed=found.believed()),

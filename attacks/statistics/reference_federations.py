@@ -16,6 +16,7 @@ from fdgsec.data.domains import DomainDataset, join
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.wire import SERVER
 from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.progress import tracked
 from fdgsec.runtime.random_streams import child
 from fdgsec.threats.adversary import Knowledge, View
 from fdgsec.threats.attack import Case
@@ -139,7 +140,7 @@ def reference_runs(
             rng=child(rng, "shares", place),
         )
         dealt |= dict(zip(pool.places, rows, strict=True))
-    for model in range(models):
+    for model in tracked(range(models), "training reference federations"):
         members = {number: rows[model] for number, rows in dealt.items()}
         yield _train_federation(pools, members, knowledge, rounds, child(rng, model))
 

@@ -18,6 +18,7 @@ from fdgsec.metrics.image_similarity import EmbeddingDistance
 from fdgsec.nn.networks.style_generator import GeneratorShape, StyleGenerator
 from fdgsec.nn.styles.channel_statistics import EPS
 from fdgsec.nn.training.precision import autocast, precision_of
+from fdgsec.runtime.progress import tracked
 from fdgsec.runtime.random_streams import child
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -205,7 +206,7 @@ def fit_generator(
         generator.parameters(), lr=schedule.rate, weight_decay=schedule.weight_decay, fused=True
     )
     draws = child(rng, "batches")
-    for step in range(1, schedule.steps + 1):
+    for step in tracked(range(1, schedule.steps + 1), "style inversion: training a generator"):
         optimizer.param_groups[0]["lr"] = schedule.rate_at(step)
         rows = pool[torch.randint(len(pool), (schedule.batch,), generator=draws).to(pool.device)]
         with autocast(inputs.device, precision):

@@ -30,6 +30,7 @@ from fdgsec.attacks.style_inversion.inverter import (
 from fdgsec.nn.networks.style_discriminator import StyleDiscriminator, StylePredictor
 from fdgsec.nn.networks.style_generator import GeneratorShape, StyleGenerator
 from fdgsec.nn.training.precision import Precision, autocast
+from fdgsec.runtime.progress import tracked
 from fdgsec.runtime.random_streams import child
 
 CODE = 64  # maximum number of style components that the networks receive, and one per `RECORDS` images
@@ -239,7 +240,7 @@ def train_adversarially(
     reconstruct_rows, judging = (
         torch.optim.Adam(network.parameters(), lr=contest.rate, betas=BETAS) for network in (generator, judge)
     )
-    for step in range(contest.steps):
+    for step in tracked(range(contest.steps), "style inversion: adversarial training"):
         rows = torch.randint(len(images), (contest.batch,), generator=child_rng).to(device)
         z = torch.randn(contest.batch, contest.latent, generator=child_rng).to(device)
         told = None if styles is None else styles[rows]

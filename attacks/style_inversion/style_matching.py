@@ -24,6 +24,7 @@ from fdgsec.nn.styles.channel_statistics import style_of
 from fdgsec.nn.styles.encoders import SMALLEST_SIDE, StyleEncoder
 from fdgsec.nn.training.precision import Precision, autocast, precision_of
 from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.progress import tracked
 from fdgsec.runtime.random_streams import child
 
 ALPHA = 6
@@ -172,7 +173,7 @@ def _descend(
     ]
     optimizer = torch.optim.Adam(grids, lr=options.rate, betas=options.betas, fused=True)
     rough = precision_of(base.device, encoder.name)
-    for step in range(options.steps):
+    for step in tracked(range(options.steps), "inversion by optimization: steps"):
         precision = rough if step < ROUGH * options.steps else FLOAT
         falling = (1 + math.cos(math.pi * step / options.steps)) / 2
         for group in optimizer.param_groups:

@@ -8,7 +8,10 @@ import click
 import typer
 from typer.core import TyperGroup
 
+from fdgsec.cli.help_pages import completed
 from fdgsec.runtime.errors import FdgsecError, unknown_name
+from fdgsec.runtime.invocation import invoked_with
+from fdgsec.runtime.progress import Output, output_as
 from fdgsec.runtime.version import __version__
 from fdgsec.runtime.worker_processes import keep_freed_memory
 
@@ -24,6 +27,7 @@ VERBS: Mapping[str, str] = {
     "list": "fdgsec.cli.list_verb:command",
     "plot": "fdgsec.cli.plot:command",
     "report": "fdgsec.cli.report:command",
+    "runs": "fdgsec.cli.runs:command",
     "compare": "fdgsec.cli.compare:command",
     "explain": "fdgsec.cli.explain:command",
     "doctor": "fdgsec.cli.doctor:command",
@@ -50,12 +54,13 @@ class LazyVerbs(TyperGroup):
             single = typer.Typer(add_completion=False, rich_markup_mode=None)
             single.command(cmd_name)(verb)
             verb = single
-        return typer.main.get_command(verb)
+        return completed(typer.main.get_command(verb))
 
 
 app = typer.Typer(
     name="fdgsec", cls=LazyVerbs, no_args_is_help=True, add_completion=False, rich_markup_mode=None,
-    pretty_exceptions_enable=False, help="Privacy and security analysis of federated domain generalization.",
+    pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]},
+    help="Privacy and security analysis of federated domain generalization.",
 )  # fmt: skip
 
 
@@ -81,7 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in given
     given = [item for item in given if item != "--debug"]
     try:
-        result = app(given, standalone_mode=False)
+        with output_as(Output()), invoked_with(given):
+            result = app(given, prog_name="fdgsec", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
         typer.echo(error.ctx.get_help() if error.ctx is not None else error.format_message())
         return 0

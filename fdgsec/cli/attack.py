@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fdgsec.cli import options as o
+from fdgsec.cli.run_folders import default_folder
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.progress import progress_bars
 
@@ -16,34 +17,59 @@ if TYPE_CHECKING:
     from fdgsec.experiments.report.schema import AttackReport
     from fdgsec.experiments.run_config import RunConfig
 
+Positional = Annotated[
+    str | None,
+    typer.Argument(metavar="[TARGET]", help="What to attack, as --target.", show_default=False),
+]
 Target = Annotated[
     str | None,
     typer.Option("--target", help="What to attack (`fdgsec list targets`).", show_default="ccst-overall, or the run's"),
 ]
 Run = Annotated[Path | None, typer.Option("--run", help="Attack what a finished run recorded; give its folder.")]
+VECTORS = "Your own vectors"
 Artifacts = Annotated[
-    Path | None, typer.Option("--artifacts", help="Attack vectors of your own: .safetensors, or rows as .csv, .npy.")
+    Path | None,
+    typer.Option(
+        "--artifacts",
+        help="Attack vectors of your own: .safetensors, or rows as .csv, .npy.",
+        rich_help_panel=VECTORS,
+    ),
 ]
 TruthFile = Annotated[
     Path | None,
     typer.Option(
-        "--truth", help="For --artifacts: CSV of image, and label, domain, member if known; of --candidates: member."
+        "--truth",
+        help="For --artifacts: CSV of image, and label, domain, member if known; of --candidates: member.",
+        rich_help_panel=VECTORS,
     ),
 ]
 RowsOf = Annotated[
     str | None,
-    typer.Option("--rows", help="For --artifacts: each row is of one of images or clients.", show_default="images"),
+    o.one_of("images", "clients", flags=["--rows"], help="For --artifacts: what each row is of.", panel=VECTORS),
 ]
 Again = Annotated[
-    Path | None, typer.Option("--again", help="For --artifacts: a second release of the same clients, in their order.")
+    Path | None,
+    typer.Option(
+        "--again",
+        help="For --artifacts: a second release of the same clients, in their order.",
+        rich_help_panel=VECTORS,
+    ),
 ]
 CandidateFile = Annotated[
     Path | None,
-    typer.Option("--candidates", help="For --artifacts: statistics of images, one per row, that may be behind them."),
+    typer.Option(
+        "--candidates",
+        help="For --artifacts: statistics of images, one per row, that may be behind them.",
+        rich_help_panel=VECTORS,
+    ),
 ]
 ImagesPerClient = Annotated[
     str | None,
-    typer.Option("--images-per-client", help="For --candidates: images behind each vector, as N or N,N,..."),
+    typer.Option(
+        "--images-per-client",
+        help="For --candidates: images behind each vector, as N or N,N,...",
+        rich_help_panel=VECTORS,
+    ),
 ]
 Dataset = Annotated[
     str | None,
@@ -56,8 +82,19 @@ Seed = Annotated[
     int | None,
     typer.Option("--seed", help="Random seed; with --run that of the attacks alone.", show_default="0, or the run's"),
 ]
-Attacks = Annotated[list[str] | None, typer.Option("--attack", help="Only this attack; repeatable.")]
-AdversaryName = Annotated[str, typer.Option("--adversary", help="server, client or outsider.")]
+Attacks = Annotated[
+    list[str] | None, typer.Option("--attack", help="Only this attack; repeatable.", rich_help_panel="Attack")
+]
+AdversaryName = Annotated[
+    str | None,
+    o.one_of(
+        "server", "client", "outsider", flags=["--adversary"], help="Who attacks; default: server.", panel="Attack"
+    ),
+]
+ProfileName = Annotated[
+    str | None,
+    o.one_of("quick", "full", flags=["--profile"], help="quick (the default) takes minutes, capped.", panel="Attack"),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would run, and stop.")]
 
 
@@ -67,6 +104,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would run, and
 )  # fmt: skip
 def command(
     *,
+    positional: Positional = None,
     target: Target = None,
     run: Run = None,
     artifacts: Artifacts = None,
@@ -79,12 +117,16 @@ def command(
     data_root: o.DataRoot = None,
     given: Mapping[str, Any],
     preset: o.Preset = None,
+    config: o.Config = None,
     seed: Seed = None,
-    profile: o.ProfileName = "quick",
+    profile: ProfileName = None,
     attack: Attacks = None,
-    adversary: AdversaryName = "server",
+    adversary: AdversaryName = None,
     defense: o.Defenses = None,
     set_: o.Assignments = None,
+    lr: o.LearningRate = None,
+    epochs: o.Epochs = None,
+    batch_size: o.BatchSize = None,
     allow_partial: o.AllowPartial = False,
     fresh: o.Fresh = False,
     dry_run: DryRun = False,
@@ -95,17 +137,21 @@ def command(
     client_timeout: o.ClientTimeout = 600.0,
     wait: o.Wait = 300.0,
     out: o.Out = None,
+    every: o.Every = False,
     as_json: o.AsJson = False,
 ) -> int:
-    """Attack what a target sends, what a finished run recorded, or your own vectors; every number with interval and
-    chance."""
+    """Run privacy attacks on a method, a recorded run (--run) or your own vectors (--artifacts)."""
+    target = _one("target", positional, target)
+    stored = o.stored_settings(preset, config)
     if (run is not None or artifacts is not None) and engine != "local":
         raise UsageError("--engine says where a target runs; --run and --artifacts attack what is there already.")
     chosen = _Chosen(
-        attacks=tuple(attack or ()), adversary=adversary, profile=profile, seed=seed, assignments=tuple(set_ or ()),
-        data_root=data_root, fresh=fresh, dry_run=dry_run, out=out, as_json=as_json,
+        attacks=tuple(attack or ()), adversary=adversary or str(stored.get("adversary", "server")),
+        profile=profile or str(stored.get("profile", "quick")), seed=seed,
+        assignments=(*o.shortcuts(lr, epochs, batch_size), *(set_ or ())),
+        data_root=data_root, fresh=fresh, dry_run=dry_run, out=out, as_json=as_json, every=every,
     )  # fmt: skip
-    said = {"target": target, "preset": preset, "defense": defense}
+    said = {"target": target, "preset": preset, "config": config, "defense": defense}
     about_vectors = {
         "truth": truth, "rows": rows, "again": again, "candidates": candidates, "images_per_client": images_per_client,
     }  # fmt: skip
@@ -127,10 +173,19 @@ def command(
     engine_choice = EngineChoice(
         engine=engine, federation=federation, ca=ca, insecure=insecure, timeout=client_timeout, wait=wait
     )
-    settings = {
-        **given, "dataset": dataset or "shapes", "defenses": defense or (), "allow_partial": allow_partial,
-    }  # fmt: skip
-    return _on_target(target or "ccst-overall", chosen, settings, preset=preset, engine_choice=engine_choice)
+    settings = {**given, "dataset": dataset, "defenses": defense or None, "allow_partial": allow_partial or None}
+    if config is not None:
+        settings["rounds"] = given["rounds"] if given["rounds"] is not None else stored.get("rounds")
+        target = _one("target", target, str(stored.get("target") or stored.get("method") or "") or None)
+    source = preset or (None if config is None else str(config))
+    return _on_target(target or "ccst-overall", chosen, settings, preset=source, engine_choice=engine_choice)
+
+
+def _one(name: str, first: str | None, second: str | None) -> str | None:
+    """What was said, where it was said once or twice the same. Raises UsageError for two answers."""
+    if first is not None and second is not None and first != second:
+        raise UsageError(f"two answers for the {name}: {first} and {second}; leave one out.")
+    return first or second
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,11 +202,12 @@ class _Chosen:
     dry_run: bool
     out: Path | None
     as_json: bool
+    every: bool
 
-    def folder(self, what: str, *, seeded: bool = True) -> Path:
+    def folder(self, what: str, *settings: object, seeded: bool = True) -> Path:
         """Where the report goes: --out, or a name of its own under runs/."""
         seed = f"-seed{self.seed or 0}" if seeded else ""
-        return self.out or Path("runs") / f"{what}-{self.profile}-{self.adversary}{seed}"
+        return self.out or default_folder(f"{what}-{self.profile}-{self.adversary}{seed}", *settings, self.data_root)
 
 
 def _on_target(
@@ -161,7 +217,7 @@ def _on_target(
     from fdgsec.experiments.flower.engine_choice import flower_federation
     from fdgsec.experiments.run_config import attack_settings
 
-    given = {**settings, "seed": chosen.seed or 0, "attacks": chosen.attacks, "adversary": chosen.adversary}
+    given = {**settings, "seed": chosen.seed, "attacks": chosen.attacks or None, "adversary": chosen.adversary}
     config = attack_settings(target, given, profile=chosen.profile, preset=preset, assignments=chosen.assignments)
     if chosen.attacks:
         experiment.check_attacks(config)
@@ -169,7 +225,7 @@ def _on_target(
         with progress_bars() as progress:
             rows = experiment.dry_run(config, data_root=chosen.data_root, progress=progress)
         return _planned(config, rows, chosen)
-    folder, elsewhere = chosen.folder(f"{target}-{config.dataset}"), None
+    folder, elsewhere = chosen.folder(f"{target}-{config.dataset}", config, engine_choice.engine), None
     if engine_choice.engine != "local":
         elsewhere = flower_federation(engine_choice, purpose="attack", data_root=chosen.data_root)
     with progress_bars() as progress:
@@ -190,7 +246,7 @@ def _on_run(run: Path, chosen: _Chosen, *, target: str | None, device: str | Non
         with progress_bars() as progress:
             config, rows = dry_run_recorded(request, data_root=chosen.data_root, progress=progress)
         return _planned(config, rows, chosen)
-    folder = chosen.folder(f"attack-on-{run.resolve().name}", seeded=chosen.seed is not None)
+    folder = chosen.folder(f"attack-on-{run.resolve().name}", request, seeded=chosen.seed is not None)
     with progress_bars() as progress:
         report = attack_recorded(request, data_root=chosen.data_root, out=folder, fresh=chosen.fresh, progress=progress)
     return _done(report, folder, chosen)
@@ -216,7 +272,7 @@ def _on_vectors(
         attacks=chosen.attacks, adversary=chosen.adversary, profile=chosen.profile, seed=chosen.seed or 0,
         assignments=chosen.assignments,
     )  # fmt: skip
-    folder = chosen.folder(f"attack-on-{file.stem}")
+    folder = chosen.folder(f"attack-on-{file.stem}", request)
     with progress_bars() as progress:
         report = attack_vectors(request, data_root=chosen.data_root, out=folder, progress=progress)
     code = _done(report, folder, chosen)
@@ -251,11 +307,9 @@ def _planned(config: "RunConfig", rows: Sequence[tuple[str, str]], chosen: _Chos
 
 def _done(report: "AttackReport", folder: Path, chosen: _Chosen) -> int:
     """Print the report with what is to be said about it, and return the exit code."""
-    from fdgsec.cli.tables import console, print_report
+    from fdgsec.cli.print_report import print_report
 
-    print_report(report, as_json=chosen.as_json, out=folder)
-    if not chosen.as_json and report.environment.get("notes"):
-        console().print(f"notes: {report.environment['notes']}", highlight=False, markup=False)
+    print_report(report, as_json=chosen.as_json, out=folder, every=chosen.every)
     failed, skipped = (
         {result.name: result.reason for result in report.attacks if result.status == status}
         for status in ("failed", "skipped")

@@ -2,18 +2,18 @@
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 import typer
 
 from fdgsec.cli import options as o
+from fdgsec.cli.run_folders import default_folder
 from fdgsec.runtime.progress import progress_bars
 
 Target = Annotated[str, typer.Option("--target", help="Whose messages to audit (`fdgsec list targets`).")]
-Runs = Annotated[int, typer.Option("--runs", help="Messages with the canary, and as many without.")]
+Runs = Annotated[int, typer.Option("--runs", help="Number of messages with the canary (and the same number without).")]
 Repeats = Annotated[int, typer.Option("--repeats", help="Audits, each with secrets of its own.")]
-Confidence = Annotated[float, typer.Option("--confidence", help="With which a bound holds.")]
+Confidence = Annotated[float, typer.Option("--confidence", help="Confidence level of the lower bound.")]
 Count = Annotated[int, typer.Option("--canaries", help="Canaries in a training run (dp-sgd).")]
 Guesses = Annotated[
     int | None, typer.Option("--guesses", help="Guesses about canaries (dp-sgd). Default: a tenth of them.")
@@ -49,7 +49,7 @@ def command(
     out: o.Out = None,
     as_json: o.AsJson = False,
 ) -> int:
-    """Audit a defense's guarantee: a lower bound on its epsilon. Exits with 1 if it finds a fault."""
+    """Audit a defense's guarantee: a lower bound on its epsilon. Exits with status 1 if it finds a fault."""
     from fdgsec.cli.tables import print_audit
     from fdgsec.experiments.audit.run_audit import AuditPlan, audit, audit_settings
     from fdgsec.runtime.registry import name_of
@@ -64,9 +64,8 @@ def command(
         plan,
         assignments=set_ or (),
     )  # fmt: skip
-    folder = (
-        out or Path("runs") / f"audit-{target}-{dataset}-{name_of('defenses', type(config.defenses[0]))}-seed{seed}"
-    )
+    defended = name_of("defenses", type(config.defenses[0]))
+    folder = out or default_folder(f"audit-{target}-{dataset}-{defended}-seed{seed}", config, plan, data_root)
     with progress_bars() as progress:
         found = audit(config, plan, data_root=data_root, out=folder, progress=progress)
     if as_json:

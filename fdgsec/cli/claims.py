@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fdgsec.cli import options as o
+from fdgsec.cli.run_folders import default_folder
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.progress import progress_bars
 
@@ -66,7 +67,7 @@ def command(
         if dataset not in ("pacs", request.dataset) or profile not in ("quick", request.profile):
             raise UsageError(f"{registration} is of {request.dataset}, profile {request.profile}.")
     named = f"claims-{request.dataset}-{request.profile}-seed{'-'.join(map(str, request.seeds))}"
-    folder = out or Path("runs") / named
+    folder = out or default_folder(named, request, data_root)
     with progress_bars() as progress:
         found = claims(
             request, data_root=data_root, out=folder, fresh=fresh, progress=progress, workers=workers,

@@ -16,8 +16,9 @@ def command(name: Name, as_json: AsJson = False) -> int:
     """Say what an attack, claim, defense, method or target is, what it needs or sends, and how it is measured; of a
     preset, where each of its values comes from."""
     from fdgsec.experiments.explain import explain
+    from fdgsec.experiments.explain_words import explained_word
 
-    found = explain(name)
+    found = explained_word(name) or explain(name)
     if as_json:
         typer.echo(json.dumps(found.document(), indent=1))
         return 0

@@ -1,12 +1,12 @@
 """`fdgsec sweep`: privacy against accuracy over an option of a defense."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from fdgsec.cli import options as o
+from fdgsec.cli.run_folders import default_folder
 from fdgsec.runtime.progress import progress_bars
 
 Target = Annotated[str, typer.Option("--target", help="What to attack (`fdgsec list targets`).")]
@@ -60,7 +60,7 @@ def command(
         values=values, accuracy_at=asked, attacks=tuple(attack or ATTACKS), protocol=protocol, seeds=seeds, seed=seed,
         profile=profile, workers=workers, assignments=tuple(set_ or ()), given=given,
     )  # fmt: skip
-    folder = out or Path("runs") / f"sweep-{target}-{dataset}-{option}-seed{seed}"
+    folder = out or default_folder(f"sweep-{target}-{dataset}-{option}-seed{seed}", request, data_root)
     with progress_bars() as progress:
         found = sweep(request, data_root=data_root, out=folder, progress=progress, limit=limit)
     if as_json:

@@ -10,27 +10,16 @@ from rich.console import Console
 from rich.table import Table
 
 from fdgsec.experiments.claims.tables import deciding, measured, median_seed, otherwise
-from fdgsec.experiments.report.schema import AttackReport
-from fdgsec.experiments.report.text import (
-    HEADLINES,
-    controls_of,
-    described,
-    headline,
-    interval,
-    number,
-    promises,
-    unread,
-)
+from fdgsec.experiments.report.text import HEADLINES, number
 from fdgsec.experiments.run_config import RunConfig
 from fdgsec.experiments.sweep.tables import named, shown, verdict
 from fdgsec.privacy.ledger import review_mark
-from fdgsec.runtime.errors import UsageError
 
 Rows = Sequence[Sequence[str]]
 COLUMNS = ("first", "second", "difference", "intervals")
 LEGEND = (
-    "Difference is second minus first. Apart: the 95% intervals share nothing, which shows a difference; that they "
-    "overlap shows none, and no agreement either."
+    "Difference is second minus first. Apart: the 95% intervals do not overlap (evidence of a difference). "
+    "Overlapping intervals are inconclusive."
 )
 
 
@@ -48,76 +37,6 @@ def print_table(title: str, columns: Sequence[str], rows: Rows) -> None:
     for row in rows:
         table.add_row(*row)
     console().print(table)
-
-
-def print_report(report: AttackReport, *, as_json: bool, out: Path) -> None:
-    """Print a report: the document, or a table per attack."""
-    if as_json:
-        print(report.json(), end="")
-        return
-    terminal = console()
-    terminal.print(
-        f"target {report.target}, dataset {report.dataset['name']} ({report.dataset['images']} images), encoder "
-        f"{report.encoder}, seed {report.seed}, profile {report.profile}{', run reused' if report.reused else ''}",
-        highlight=False,
-    )
-    if report.accuracy is not None:
-        values = {key: report.accuracy[key] for key in ("value", "low", "high")}
-        value, low, high = (float(str(entry)) for entry in values.values())
-        terminal.print(
-            f"accuracy on the unseen domain {report.accuracy['unseen_domain']}: {value:.3f} "
-            f"[{low:.3f}, {high:.3f}], n = {report.accuracy['n']}",
-            highlight=False,
-        )
-    for line in promises(report):
-        terminal.print(line, highlight=False)
-    for result in report.attacks:
-        if result.status == "done":
-            shown = [row for row in result.measurements if headline(row)] or list(result.measurements)
-            rows = [
-                (
-                    row.name,
-                    described(row),
-                    row.unavailable or number(row.value),
-                    interval(row),
-                    number(row.chance),
-                    str(row.n),
-                    row.verdict,
-                )
-                for row in shown
-            ]
-            title = f"{result.name} by {result.adversary.get('name')}; {controls_of(result)}; {result.seconds:.1f} s"
-            print_table(title, ("measurement", "slice", "value", "95% interval", "chance", "n", "verdict"), rows)
-            if len(shown) < len(result.measurements):
-                terminal.print(f"({len(result.measurements) - len(shown)} more rows in the report)\n", highlight=False)
-        else:
-            terminal.print(f"{result.name}: {result.status}: {result.reason}\n", highlight=False)
-    if unread(report):
-        terminal.print(unread(report), highlight=False)
-    terminal.print(f"written to {out}: report.html, report.json, measurements.csv", highlight=False)
-
-
-def print_stored(run: Path, *, as_json: bool) -> None:
-    """Print a stored report.json. Raises UsageError where there is none."""
-    path = run if run.is_file() else run / "report.json"
-    if not path.is_file():
-        raise UsageError(f"{run} holds no report.json; give a folder that `fdgsec attack` or `fdgsec train` wrote.")
-    text = path.read_text()
-    if as_json:
-        print(text, end="")
-        return
-    try:
-        document = json.loads(text)
-        rows = [
-            (attack["name"], row["name"], ", ".join(f"{k} {v}" for k, v in row["slice"].items()), number(row["value"]),
-             "" if row["low"] is None else f"[{number(row['low'])}, {number(row['high'])}]", number(row["chance"]),
-             row["verdict"])
-            for attack in document["attacks"] for row in attack["measurements"]
-        ]  # fmt: skip
-        title = f"{path}: {document['target']} on {document['dataset']['name']}, encoder {document['encoder']}"
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise UsageError(f"{path} is not a report of schema 1: {type(error).__name__} {error}.") from error
-    print_table(title, ("attack", "measurement", "slice", "value", "95% interval", "chance", "verdict"), rows)
 
 
 def print_dry_run(config: RunConfig, rows: Sequence[tuple[str, str]]) -> None:

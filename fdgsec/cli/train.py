@@ -1,19 +1,28 @@
 """`fdgsec train`: accuracy on the unseen domain."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from fdgsec.cli import options as o
+from fdgsec.cli.run_folders import default_folder
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.progress import progress_bars
 
 Method = Annotated[
     str | None,
-    typer.Option("--method", help="A method by name (`fdgsec list methods`); default: the preset's, else fedavg."),
+    typer.Option(
+        "--method", help="A method by name (`fdgsec list methods`).", show_default="the preset's, else fedavg"
+    ),
 ]
+Dataset = Annotated[
+    str | None,
+    typer.Option(
+        "--dataset", help="A dataset by name (`fdgsec list datasets`).", show_default="shapes", rich_help_panel="Data"
+    ),
+]
+Seed = Annotated[int | None, typer.Option("--seed", help="Random seed.", show_default="0")]
 Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Train so many seeds, counted from --seed, and average.")]
 
 
@@ -25,14 +34,18 @@ Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Train so many seeds,
 def command(
     *,
     method: Method = None,
-    dataset: o.Dataset = "shapes",
+    dataset: Dataset = None,
     data_root: o.DataRoot = None,
     given: Mapping[str, Any],
     preset: o.Preset = None,
-    seed: o.Seed = 0,
+    config_file: o.Config = None,
+    seed: Seed = None,
     seeds: Seeds = 1,
     defense: o.Defenses = None,
     set_: o.Assignments = None,
+    lr: o.LearningRate = None,
+    epochs: o.Epochs = None,
+    batch_size: o.BatchSize = None,
     allow_partial: o.AllowPartial = False,
     engine: o.Engine = "local",
     federation: o.Federation = "127.0.0.1:9191",
@@ -45,7 +58,8 @@ def command(
     as_json: o.AsJson = False,
 ) -> int:
     """Train a method's rounds and measure accuracy on a domain that no client has seen."""
-    from fdgsec.cli.tables import print_report, print_seeds
+    from fdgsec.cli.print_report import print_report
+    from fdgsec.cli.tables import print_seeds
     from fdgsec.experiments import train as experiment
     from fdgsec.experiments.bench.seeds import train_seeds
     from fdgsec.experiments.flower.engine_choice import EngineChoice, federation_of, flower_federation
@@ -54,12 +68,17 @@ def command(
     from fdgsec.experiments.run_config import train_settings
 
     experiment_of_preset = preset_experiment(preset) if preset and method is None else None
+    stored = o.stored_settings(preset, config_file)
+    if method is not None and stored.get("method", method) != method:
+        raise UsageError(f"--config is of {stored['method']}, --method says {method}; leave one out.")
+    told = {"dataset": dataset, "seed": seed, "defenses": defense or None, "allow_partial": allow_partial or None}
     config = train_settings(
         method or (experiment_of_preset.method if experiment_of_preset else "fedavg"),
-        {**given, "dataset": dataset, "seed": seed, "defenses": defense or (), "allow_partial": allow_partial},
-        preset=preset, assignments=set_ or (),
+        {**given, **told}, preset=preset or (None if config_file is None else str(config_file)),
+        assignments=(*o.shortcuts(lr, epochs, batch_size), *(set_ or ())),
     )  # fmt: skip
-    folder = out or Path("runs") / f"train-{config.method_name}-{dataset}-seed{seed}"
+    seed, name = config.seed, f"train-{config.method_name}-{config.dataset}-seed{config.seed}"
+    folder = out or default_folder(name, config, seeds, engine, data_root)
     engine_choice = EngineChoice(
         engine=engine, federation=federation, ca=ca, insecure=insecure, quorum=quorum, timeout=client_timeout, wait=wait
     )

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.progress import progress_bars
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def import_(name: Name, file: File, sha256: Digest = None) -> int:
     """Check a file and store its weights."""
     from fdgsec.nn.networks.weights import import_file
 
+    _check(name)
     _echo(import_file(name, file, sha256=sha256))
     return 0
 
@@ -57,6 +59,7 @@ def fetch(name: Name) -> int:
     from fdgsec.nn.networks import weights
     from fdgsec.runtime.download import in_megabytes
 
+    _check(name)
     with progress_bars() as progress:
         stored = weights.fetch(name, progress=in_megabytes(progress.update, name))
     _echo(stored)
@@ -68,8 +71,19 @@ def path(name: Name) -> int:
     """Print where weights are stored."""
     from fdgsec.nn.networks.weights import locate
 
+    _check(name)
     typer.echo(str(locate(name)))
     return 0
+
+
+def _check(name: str) -> None:
+    """Raise UsageError for an encoder's name, with the names of the weights that it reads."""
+    from fdgsec.nn.networks.weights import CATALOG
+    from fdgsec.nn.styles.encoders import ENCODER_WEIGHTS
+
+    if needed := ENCODER_WEIGHTS.get(name, ()) if name not in CATALOG else ():
+        commands = " and ".join(f"`fdgsec weights fetch {each}`" for each in needed)
+        raise UsageError(f"{name} is an encoder; the weights that it reads are {' and '.join(needed)}: {commands}.")
 
 
 def _echo(stored: "ImportedWeights") -> None:

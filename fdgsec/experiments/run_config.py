@@ -185,7 +185,8 @@ def presets() -> list[str]:
 
 
 def load_preset(name: str) -> dict[str, Any]:
-    """Read a bundled preset, or a TOML file by path. Raises UsageError for an unknown or broken one."""
+    """Read a bundled preset, or by path a TOML file or a run's config.json. Raises UsageError for an unknown or broken
+    one."""
     path = Path(name)
     bundled = name in presets() or name in get_args(Profile)
     if not bundled and not path.is_file():
@@ -196,9 +197,18 @@ def load_preset(name: str) -> dict[str, Any]:
         else path.read_text()
     )
     try:
-        return tomllib.loads(text)
+        return _tables(json.loads(text)) if path.suffix == ".json" and not bundled else tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"preset {name} is not TOML: {error}.") from error
+    except (json.JSONDecodeError, AttributeError, TypeError) as error:
+        raise UsageError(f"{name} is not the config.json of a run: {error}.") from error
+
+
+def _tables(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a run (`RunConfig.document`) as a preset's tables, without what was left at no value."""
+    stated = {name: value for name, value in document.items() if value is not None and value != ""}
+    named = (("method", "options"), ("with", "local_options"), ("attacks", "attack_options"))
+    return {**{table: stated.pop(name, {}) for table, name in named}, "run": stated}
 
 
 def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
@@ -306,7 +316,8 @@ def resolve_settings(
     stated |= {"attacks": named} if named else {}
     chosen = merged(loaded.get("attacks", {}), objects, extra.pop("attacks", {}))
     on_top = merged(loaded.get("with", {}), extra.pop("with", {}))
-    tables = {"options": options, "local_options": on_top, "preset": preset or "", "attack_options": chosen}
+    stored = loaded.get("run", {}).get("preset", "") if (preset or "").endswith(".json") else preset
+    tables = {"options": options, "local_options": on_top, "preset": stored or "", "attack_options": chosen}
     run = merged(defaults, loaded.get("run", {}), stated, extra.pop("run", {}), extra, tables)
     for shared in ("encoder", "style_size"):  # the adversary's encoder and image size are the method's own
         if shared in options and given.get(shared) is None:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypedDict
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """How the command line shows a setting: its help, the smallest value, and its flag where that is not its name."""
+    """How the command line shows a setting: its help, the smallest value, and its flags where they are not its name."""
 
     help: str
     least: int | None = None
@@ -42,7 +42,13 @@ class Settings(TypedDict, total=False):
     heterogeneity: Annotated[float, Option(help="Alpha of the Dirichlet partition, or lambda.")]
     rounds: Annotated[int, Option(help="Number of training rounds; 0 only exchanges artifacts.", least=0)]
     participation: Annotated[float, Option(help="Fraction of clients per round.")]
-    target_domain: Annotated[str, Option(help="Unseen test domain; several as A+B, or @SPLIT; default: the dataset's.")]
+    target_domain: Annotated[
+        str,
+        Option(
+            help="Unseen test domain; several as A+B, or @SPLIT; default: the dataset's.",
+            flag="--unseen-domain --target-domain",
+        ),
+    ]
     validation_domain: Annotated[str, Option(help="Second unseen domain, for validation (leave two domains out).")]
     per_domain: Annotated[int, Option(help="Maximum number of images per domain.", least=1)]
     per_class: Annotated[int, Option(help="Maximum number of images per class in each domain.", least=1)]

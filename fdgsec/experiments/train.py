@@ -208,7 +208,7 @@ def write_run(report: AttackReport, trained: FederationRun, config: RunConfig, o
     """Write a training run's folder: report, settings, model, curve, transcript, and a remote engine's status."""
     with new_folder(out) as draft:
         (draft / "report.json").write_text(report.json())
-        (draft / "report.html").write_text(render(report))
+        (draft / "report.html").write_text(render(report, settings=config.document(), points=trained.curve))
         (draft / "measurements.csv").write_text(report.csv())
         (draft / "config.json").write_text(json.dumps(config.document(), indent=1, default=str) + "\n")
         (draft / "curve.json").write_text(json.dumps(list(trained.curve), indent=1) + "\n")

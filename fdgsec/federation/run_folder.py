@@ -7,6 +7,8 @@ import platform
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -17,11 +19,14 @@ from fdgsec.federation.wire import Transcript
 from fdgsec.nn.training.precision import capabilities, table_rows
 from fdgsec.runtime.cache_files import cache_root, draft_of
 from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.invocation import command_line
 from fdgsec.runtime.source_hash import source_sha256
 from fdgsec.runtime.version import __version__
 
 MARKS = ("report.json", "transcript.jsonl", "sweep.json", "audit.json")
 """Files that mark a folder as written by fdgsec, which may then replace it."""
+VERSIONED = ("torchvision", "numpy", "scipy", "scikit-learn")
+"""Packages beside torch whose versions decide numbers: transforms, random draws, tests and fits."""
 
 
 def code_sha256() -> str:
@@ -30,12 +35,15 @@ def code_sha256() -> str:
 
 
 def environment() -> dict[str, object]:
-    """Describe the software and hardware of a run: versions, threads, processor."""
+    """Describe when, how and on what a run was made: date, command, versions, threads, processor."""
     return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": command_line(),
         "fdgsec": __version__,
         "code_sha256": code_sha256(),
         "python": platform.python_version(),
         "torch": torch.__version__,
+        **{name: version(name) for name in VERSIONED},
         "platform": f"{platform.system()} {platform.machine()}",
         "processor": str(capabilities().get("cpu_name", "")),
         "precision": table_rows(),

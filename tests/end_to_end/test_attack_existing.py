@@ -151,7 +151,7 @@ def test_a_dry_run_says_what_a_run_lets_run(run: Path, capsys: pytest.CaptureFix
 
     said = {line.split()[0]: line for line in styles.splitlines() if line.strip()}
     assert said["reidentification"].split()[-1] == "runs"
-    assert "skipped: reads ModelState" in said["model-membership"]
+    assert "skipped: not applicable:" in said["model-membership"]
     assert "in part: this run kept no models; train it again with --keep models=last" in models
 
 

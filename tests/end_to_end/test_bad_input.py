@@ -79,7 +79,7 @@ TABLE = [
     ("unknown preset", ["train", "--method", "ccst", "--preset", "ccst-papr", *SHAPES], 2, ("ccst-papr", "ccst-paper")),
     ("unknown method", ["train", "--method", "fedavgg", *SHAPES], 2, ("fedavgg", "fedavg")),
     ("unknown backbone", ["train", *SHAPES, "--backbone", "resnet19"], 2, ("resnet19",)),
-    ("unknown splits", ["train", *SHAPES, "--splits", "offical"], 2, ("offical", "'own' or 'official'")),
+    ("unknown splits", ["train", *SHAPES, "--splits", "offical"], 2, ("--splits", "offical", "'own', 'official'")),
     ("official splits of a set without any", ["train", *SHAPES, "--splits", "official"], 2, ("shapes has no", "vlcs")),
     ("official splits for an attack", ["attack", *SHAPES, "--set", "splits=official"], 2, ("fdgsec train",)),
     ("unknown method on top", ["train", *SHAPES, "--with", "ccts"], 2, ("unknown method 'ccts'", "ccst")),

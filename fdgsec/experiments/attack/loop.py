@@ -10,6 +10,7 @@ from fdgsec.experiments.attack.unread_releases import as_read, partly_read
 from fdgsec.experiments.report.multiplicity import adjusted
 from fdgsec.experiments.report.presentation import figures_of
 from fdgsec.experiments.report.schema import AttackResult
+from fdgsec.experiments.report.words import kind_in_words
 from fdgsec.experiments.run_config import RunConfig, build, load_preset
 from fdgsec.experiments.simulated_runs.simulator import Cases
 from fdgsec.federation.artifacts import InterpolationStyle
@@ -41,7 +42,7 @@ UPLOADED = frozenset({"StyleStatistics", "StyleDistribution", "ImageStyles", "Am
 """Artifacts that clients send before any training."""
 RUN_OR_TRAINING = ("released", "cohorts", "trained", "hostile", "breakdown", "guarded_runs", "guarded_exchanges")
 """Questions about the run itself, about training, or about malicious clients."""
-NOTHING_ASKED = "asks nothing of this target: it releases no row per image, or has too few images for every request"
+NOTHING_ASKED = "not run: this target releases no per-image vectors, or has too few images for every request"
 
 
 class Questions(Protocol):
@@ -167,7 +168,8 @@ def accounted_for(attack: Attack) -> frozenset[str]:
 def reason_to_skip(attack: Attack, target: str, kinds: frozenset[str], adversary: Adversary) -> str:
     """Return why an attack does not apply: no artifact to read, or missing knowledge; empty if it applies."""
     if not attack.reads & kinds:
-        return f"reads {', '.join(sorted(attack.reads))}; {target} releases {', '.join(sorted(kinds))}"
+        wanted = " or ".join(kind_in_words(kind) for kind in sorted(attack.reads))
+        return f"not applicable: {target} sends no {wanted}"
     if isinstance(attack, Forges) and not any(party.startswith("client:") for party in adversary.parties):
         return f"not applicable: {attack.name} needs a malicious client (--adversary client)"
     lacking = attack.needs - set(adversary.knows)

@@ -247,7 +247,7 @@ def write_report(
     files: Mapping[str, bytes] = MappingProxyType({}),
 ) -> None:
     """Write report.json, report.html, measurements.csv, figures, settings, transcript and `files`, all or none."""
-    document, page, table = report.json(), render(report), report.csv()
+    document, page, table = report.json(), render(report, settings=config.document()), report.csv()
     with new_folder(out) as draft:
         (draft / "report.json").write_text(document)
         (draft / "report.html").write_text(page)

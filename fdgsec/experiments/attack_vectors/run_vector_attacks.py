@@ -160,7 +160,7 @@ def _public(request: VectorsRequest, *, data_root: Path | None, progress: Progre
     if request.dataset is None:
         if request.unseen or request.per_domain or data_root is not None:
             raise UsageError(
-                "--target-domain, --per-domain and --data-root need public images; name them with --dataset."
+                "--unseen-domain, --per-domain and --data-root need public images; name them with --dataset."
             )
         return None
     images = load_dataset(
@@ -169,7 +169,7 @@ def _public(request: VectorsRequest, *, data_root: Path | None, progress: Progre
     )  # fmt: skip
     if request.unseen is not None and bool((images.domains == images.domain_index(request.unseen)).all()):
         raise UsageError(
-            f"--target-domain {request.unseen} is all of {request.dataset}; leave it out or use more domains."
+            f"--unseen-domain {request.unseen} is all of {request.dataset}; leave it out or use more domains."
         )
     return images
 
@@ -199,7 +199,7 @@ def _truth(request: VectorsRequest, public: DomainDataset | None) -> Listed | No
     found = read_truth(path, image_size=size, classes=public.class_names, domains=public.domain_names)
     apart = None if request.unseen is None else public.domain_index(request.unseen)
     if found.placed and apart in found.images.domains.tolist():
-        raise UsageError(f"{path} has images of {request.unseen}, the domain of --target-domain; name another domain.")
+        raise UsageError(f"{path} has images of {request.unseen}, the domain of --unseen-domain; name another domain.")
     return found
 
 

@@ -1,28 +1,37 @@
-"""Figures for the report: ROC curves, AUC against client size, and reconstructions beside their controls."""
+"""Figures for the report: ROC curves, AUC against client size, and reconstructions beside the true images."""
 
 import io
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
+from PIL import Image
+from scipy.stats import t as student
 from torch import Tensor
 from torch.nn import functional
 
 from fdgsec.data.domains import as_float
 from fdgsec.experiments.report.schema import Figure
+from fdgsec.metrics.image_similarity import psnr
 from fdgsec.metrics.roc import auc, roc_curve
 from fdgsec.threats.answers import Membership, Prediction, Reconstructions
 from fdgsec.threats.attack import Answers, Case, Truth
 from fdgsec.threats.judging.reconstructions import in_matched_order
 
-SHOWN = 8
-"""Number of images of each domain in a reconstruction grid."""
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#5c5c5c")
+"""Okabe and Ito's palette, which all eyes can tell apart."""
+MARKS = "osD^vP"
+PLACES = ("best", "median", "worst")
+"""The reconstructions of each domain that are shown."""
 
 CONTROLS = {
-    "B0": "B0 mean of prior",
-    "B2": "B2 nearest public",
-    "B3": "B3 of another",
+    "B0": "B0 mean\nof prior",
+    "B2": "B2 nearest\npublic",
+    "B3": "B3 of\nanother",
 }
 OTHER_B3 = {"perturbations": "B3 untrained\ngenerator"}
 """The name of control B3 if it is not the reconstruction from another row."""
@@ -67,23 +76,24 @@ def _roc_figure(
     members: Mapping[tuple[str, int], list[Tensor]], others: Mapping[tuple[str, int], list[Tensor]]
 ) -> Figure:
     domains = sorted({domain for domain, _ in members})
-    canvas = Canvas(figsize=(4.2 * len(domains), 4.0), layout="constrained")
+    canvas = Canvas(figsize=(3.4 * len(domains), 3.4), layout="constrained")
     axes = np.atleast_1d(canvas.subplots(1, len(domains), sharey=True))
     data: dict[str, Sequence[float]] = {}
+    sizes = sorted({n for _, n in members})
     for axis, domain in zip(axes, domains, strict=True):
         for number in sorted(n for d, n in members if d == domain):
             positive, negative = torch.cat(members[domain, number]), torch.cat(others[domain, number])
             curve = roc_curve(positive.numpy(), negative.numpy())
             grid = np.logspace(-3.5, 0, 60)
             height = np.interp(grid, np.asarray(curve.fpr), np.asarray(curve.tpr))
-            axis.plot(grid, height, label=f"n = {number}")
+            axis.plot(grid, height, color=COLORS[sizes.index(number) % len(COLORS)], label=f"n = {number}")
             data[f"{domain} n={number} tpr"] = [round(float(value), 6) for value in height]
             data["fpr"] = [round(float(value), 6) for value in grid]
-        axis.plot([1e-4, 1], [1e-4, 1], color="gray", linestyle="--", linewidth=1, label="chance")
+        axis.plot([1e-4, 1], [1e-4, 1], color="gray", linestyle="--", linewidth=1, label="baseline")
         axis.set(
-            xscale="log", yscale="log", xlim=(3e-4, 1), ylim=(3e-4, 1.05), title=domain, xlabel="false positive rate"
+            xscale="log", yscale="log", xlim=(3e-4, 1), ylim=(3e-4, 1.3), title=domain, xlabel="false positive rate"
         )
-        axis.legend(loc="lower right", fontsize=8)
+    axes[-1].legend(loc="lower right", fontsize=8)
     axes[0].set_ylabel("true positive rate")
     caption = "Pooled over re-drawn clients; likelihood-ratio scores, whitened on images that the adversary holds."
     return Figure(name="roc", title="Membership: ROC on log axes", caption=caption, png=png(canvas), data=data)
@@ -94,26 +104,34 @@ def _auc_by_size(
     expected: Mapping[tuple[str, int], float],
     law: Mapping[tuple[str, int], float],
 ) -> Figure:
-    canvas = Canvas(figsize=(8.4, 4.0), layout="constrained")
+    canvas = Canvas(figsize=(7.4, 3.8), layout="constrained")
     axis = canvas.subplots()
     data: dict[str, Sequence[float]] = {}
+    ends: list[tuple[float, str, str]] = []
     for index, domain in enumerate(sorted({domain for domain, _ in within})):
         sizes = sorted(n for d, n in within if d == domain)
         values = [float(np.mean(within[domain, n])) for n in sizes]
-        axis.plot(sizes, values, "o-", color=f"C{index}", label=f"{domain}, measured")
+        color, mark = COLORS[index % len(COLORS)], MARKS[index % len(MARKS)]
+        widths = [half_width(within[domain, n]) for n in sizes]
+        axis.errorbar(sizes, values, yerr=widths, color=color, marker=mark, capsize=3, linewidth=1.5)
         data[f"{domain} n"], data[f"{domain} auc"] = sizes, [round(value, 6) for value in values]
-        for lines, mark, name in ((expected, ":", "rehearsals"), (law, "--", "auxiliary images alone")):
+        for lines, dash, name in ((expected, ":", "rehearsals"), (law, "--", "auxiliary images alone")):
             if all((domain, n) in lines for n in sizes):
                 line = [lines[domain, n] for n in sizes]
-                axis.plot(sizes, line, mark, color=f"C{index}", linewidth=1, label=f"{domain}, {name}")
+                axis.plot(sizes, line, dash, color=color, linewidth=1)
                 data[f"{domain} {name}"] = [round(value, 6) for value in line]
-    axis.axhline(0.5, color="gray", linestyle="--", linewidth=1, label="chance")
-    axis.set(xscale="log", xlabel="images per client", ylabel="AUC, mean over clients", ylim=(0.45, 1.02))
+        ends.append((values[-1], domain, color))
+    axis.axhline(0.5, color="gray", linestyle="--", linewidth=1)
+    axis.set(xscale="log", xlabel="images per client", ylabel="AUC, mean over clients", ylim=(0.45, 1.03))
     sizes = sorted({n for _, n in within})
+    axis.set_xlim(0.8 * sizes[0], 1.6 * sizes[-1])
+    axis.text(0.81 * sizes[0], 0.505, "baseline", fontsize=8, color="gray")
+    _label_ends(axis, ends, at=1.06 * sizes[-1])
     axis.set_xticks(sizes, labels=[str(n) for n in sizes])
     axis.minorticks_off()
-    canvas.legend(loc="outside right upper", fontsize=8)
-    caption = "The larger a client, the less its average says about one image."
+    caption = (
+        "The larger a client, the less its average says about one image. Bars: 95% intervals over clients (Student)."
+    )
     if expected or law:
         caption += (
             " Dotted: the adversary's AUC in rehearsals with all its images; dashed: what a test whitened on "
@@ -122,65 +140,129 @@ def _auc_by_size(
     return Figure(name="auc-by-n", title="Membership against client size", caption=caption, png=png(canvas), data=data)
 
 
+def half_width(values: Sequence[float]) -> float:
+    """Half of Student's 95% interval of a mean; 0 of one value."""
+    if len(values) < 2:
+        return 0.0
+    return float(student.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5)
+
+
+def _label_ends(axis: Axes, ends: Sequence[tuple[float, str, str]], *, at: float, gap: float = 0.035) -> None:
+    """Write each line's name at its right end, names that would overlap below each other."""
+    free = math.inf
+    for height, name, color in sorted(ends, reverse=True):
+        free = min(height, free - gap)
+        axis.text(at, free, name, color=color, va="center", fontsize=9)
+
+
 def reconstruction_grids(answers: Answers, cases: Sequence[Case], truths: Sequence[Truth]) -> list[Figure]:
-    """Draw reconstructions beside the true images and their controls, one grid per prior and kind of rows."""
-    groups: dict[tuple[str, str], dict[str, dict[str, list[tuple[int, Reconstructions]]]]] = {}
+    """Draw true images and reconstructions side by side: the best, median and worst of each domain by PSNR.
+
+    One figure for each prior and kind of rows; beside each reconstruction are its controls."""
+    groups: dict[tuple[str, str], dict[str, dict[str, list[_Pairs]]]] = {}
     for answer in answers:
         images = truths[answer.case].images
         if isinstance(answer, Reconstructions) and images is not None:
             key = (str(answer.slice.get("prior", "")), str(answer.slice.get("rows", "")))
             domain = str(cases[answer.case].slice.get("domain", ""))
             loss = str(answer.slice.get("loss", ""))
-            strip = (answer.case, in_matched_order(answer, images))
-            groups.setdefault(key, {}).setdefault(domain, {}).setdefault(loss, []).append(strip)
-    return [_grid(prior, rows, domains, truths) for (prior, rows), domains in groups.items()]
+            pairs = _pairs(in_matched_order(answer, images), images)
+            groups.setdefault(key, {}).setdefault(domain, {}).setdefault(loss, []).append(pairs)
+    return [_grid(prior, rows, domains) for (prior, rows), domains in groups.items()]
 
 
-def _grid(
-    prior: str,
-    rows: str,
-    domains: Mapping[str, Mapping[str, list[tuple[int, Reconstructions]]]],
-    truths: Sequence[Truth],
-) -> Figure:
+@dataclass(frozen=True, kw_only=True)
+class _Pairs:
+    """True images (N, 3, h, w) in [0, 1] at the reconstructions' size, reconstructions, and controls by name."""
+
+    true: Tensor
+    drawn: Tensor
+    controls: Mapping[str, Tensor]
+
+
+def _pairs(answer: Reconstructions, images: Tensor) -> _Pairs:
+    size = (answer.images.shape[-2], answer.images.shape[-1])
+    true = functional.interpolate(as_float(images), size=size, mode="area")
+    return _Pairs(true=true, drawn=answer.images, controls=answer.controls)
+
+
+def _joined(parts: Sequence[_Pairs]) -> _Pairs:
+    names = [name for name in CONTROLS if all(name in part.controls for part in parts)]
+    return _Pairs(
+        true=torch.cat([part.true for part in parts]), drawn=torch.cat([part.drawn for part in parts]),
+        controls={name: torch.cat([part.controls[name] for part in parts]) for name in names},
+    )  # fmt: skip
+
+
+def ranks_of(drawn: Tensor, true: Tensor) -> Tensor:
+    """The rank (N,) of each true image among all of them by pixel distance to its reconstruction; 1 is the nearest."""
+    apart = torch.cdist(drawn.flatten(1).double(), true.flatten(1).double())
+    return (apart < apart.diagonal().unsqueeze(1)).sum(1) + 1
+
+
+def chosen_places(scores: Tensor) -> dict[str, int]:
+    """The places of the best, the median and the worst of N scores."""
+    order = scores.argsort(descending=True, stable=True)
+    places = {"best": order[0], "median": order[(len(order) - 1) // 2], "worst": order[-1]}
+    return {name: int(place) for name, place in places.items()}
+
+
+def _grid(prior: str, rows: str, domains: Mapping[str, Mapping[str, list[_Pairs]]]) -> Figure:
     losses = sorted({loss for by_loss in domains.values() for loss in by_loss})
-    lines = [
-        "true image",
-        *(f"reconstruction\n{loss}" for loss in losses),
-        *(CONTROLS | {"B3": OTHER_B3.get(rows, CONTROLS["B3"])}).values(),
-    ]
-    canvas = Canvas(figsize=(1.6 + 0.95 * SHOWN, 0.95 * len(lines) * len(domains) + 0.3), layout="constrained")
-    axes = canvas.subplots(len(lines) * len(domains), 1, squeeze=False)
+    labels = {**CONTROLS, "B3": OTHER_B3.get(rows, CONTROLS["B3"])}
+    columns = ["true image", *(f"result\n{loss}" for loss in losses), *labels.values()]
+    height = len(PLACES) * len(domains)
+    canvas = Canvas(figsize=(1.15 * len(columns) + 0.9, 1.28 * height + 0.4), layout="constrained")
+    axes = canvas.subplots(height, len(columns), squeeze=False)
+    nearest, total = 0, 0
     for block, (domain, by_loss) in enumerate(domains.items()):
-        strips = _strips(by_loss, losses, truths)
-        for line, (label, strip) in enumerate(zip(lines, strips, strict=True)):
-            axis = axes[block * len(lines) + line, 0]
-            axis.imshow(strip.permute(1, 2, 0).clamp(0, 1).numpy())
-            axis.set_xticks([])
-            axis.set_yticks([])
-            axis.set_ylabel(
-                f"{domain}\n{label}" if line == 0 else label, rotation=0, ha="right", va="center", fontsize=7
-            )
-    caption = f"Prior {prior}; rows {rows}. The first images of each domain, not chosen."
-    name = f"grid-{prior}-{rows}".replace("_", "-")
-    return Figure(name=name, title=f"Reconstructions, {prior} prior, {rows} rows", caption=caption, png=png(canvas))
+        found = [_joined(by_loss[loss]) if loss in by_loss else None for loss in losses]
+        first = next(pairs for pairs in found if pairs is not None)
+        ranks = ranks_of(first.drawn, first.true)
+        nearest, total = nearest + int((ranks == 1).sum()), total + len(ranks)
+        for line, (name, place) in enumerate(chosen_places(psnr(first.drawn, first.true)).items(), block * len(PLACES)):
+            results = [_tile(one, place, rank=int(ranks[place]) if one is first else 0) for one in found]
+            tiles = [(first.true[place], ""), *results, *(_control_tile(first, control, place) for control in CONTROLS)]
+            for axis, (image, text) in zip(axes[line], tiles, strict=True):
+                _show(axis, image, text)
+            axes[line, 0].set_ylabel(f"{domain}\n{name}", fontsize=8)
+    for axis, label in zip(axes[0], columns, strict=True):
+        axis.set_title(label, fontsize=8)
+    caption = (
+        f"Prior {prior or 'none'}; rows {rows or 'all'}. Best, median and worst of each domain by PSNR, which stands "
+        f"under each picture with the rank of the true image. Of {total} reconstructions, {nearest} are nearest to "
+        f"their own image among those of its domain (guessing: about {len(domains)})."
+    )
+    name, title = f"grid-{prior}-{rows}".replace("_", "-"), f"Reconstructions, {prior} prior, {rows} rows"
+    return Figure(name=name, title=title, caption=caption, png=in_few_colors(png(canvas)))
 
 
-def _strips(
-    by_loss: Mapping[str, list[tuple[int, Reconstructions]]], losses: Sequence[str], truths: Sequence[Truth]
-) -> list[Tensor]:
-    first = by_loss[losses[0]] if losses[0] in by_loss else next(iter(by_loss.values()))
-    size = first[0][1].images.shape[-1]
-    true = torch.cat([images for case, _ in first if (images := truths[case].images) is not None])[:SHOWN]
-    strips = [_strip(functional.interpolate(as_float(true), size=(size, size), mode="area"))]
-    for loss in losses:
-        answers = by_loss.get(loss, first)
-        strips.append(_strip(torch.cat([answer.images for _, answer in answers])[:SHOWN]))
-    for name in CONTROLS:
-        controls = [answer.controls.get(name, torch.zeros_like(answer.images)) for _, answer in first]
-        strips.append(_strip(torch.cat(controls)[:SHOWN]))
-    return strips
+def _tile(pairs: _Pairs | None, place: int, *, rank: int) -> tuple[Tensor | None, str]:
+    if pairs is None:
+        return None, ""
+    value = float(psnr(pairs.drawn[place : place + 1], pairs.true[place : place + 1]))
+    return pairs.drawn[place], f"{value:.1f} dB" + (f", rank {rank} of {len(pairs.true)}" if rank else "")
 
 
-def _strip(images: Tensor) -> Tensor:
-    padded = functional.pad(images, (1, 1, 1, 1), value=1.0)
-    return torch.cat(list(padded), dim=2)
+def _control_tile(pairs: _Pairs, control: str, place: int) -> tuple[Tensor | None, str]:
+    if control not in pairs.controls:
+        return None, ""
+    image = pairs.controls[control][place]
+    return image, f"{float(psnr(image.unsqueeze(0), pairs.true[place : place + 1])):.1f} dB"
+
+
+def _show(axis: Axes, image: Tensor | None, text: str) -> None:
+    axis.set_xticks([])
+    axis.set_yticks([])
+    axis.set_xlabel(text, fontsize=7)
+    if image is None:
+        axis.set_frame_on(False)
+    else:
+        axis.imshow(image.permute(1, 2, 0).clamp(0, 1).numpy())
+
+
+def in_few_colors(content: bytes) -> bytes:
+    """A PNG with a palette of 256 colors: a quarter of its size."""
+    buffer = io.BytesIO()
+    Image.open(io.BytesIO(content)).convert("RGB").quantize(256).save(buffer, "PNG", optimize=True)
+    return buffer.getvalue()

@@ -13,6 +13,7 @@ from fdgsec.federation.artifacts import InterpolationStyle, StyleStatistics
 from fdgsec.federation.malicious_client_protocol import MaliciousClient
 from fdgsec.federation.method import Client, GlobalModel
 from fdgsec.federation.robust_statistics import krum, median, trimmed_mean
+from fdgsec.runtime.progress import tracked
 from fdgsec.threats.answers import Harm
 from fdgsec.threats.attack import Case, Question, Truth
 from fdgsec.threats.paired_runs import Run, Setting, displacement, harm_of_forgery, honest_run, hostile_run
@@ -36,7 +37,7 @@ def hostile(simulator: Simulator, question: Question) -> Cases:
         measured=measured_images(simulator),
     )
     rounds, settled = min(question.rounds, simulator.rounds), set[MaliciousClient]()
-    for number in range(question.count):
+    for number in tracked(range(question.count), "runs with a forged message"):
         seed = simulator.seed + number
         model = initial_model(simulator, seed, rounds)
         honest = honest_run(setting, seed=seed, rounds=rounds, model=model, forger=forger)
@@ -109,7 +110,7 @@ def breakdown(simulator: Simulator, question: Question) -> Cases:
     result: Cases = []
     if forger_of(simulator) is None or min(len(pool) for pool in pools) < question.records * per_pool:
         return result
-    for number in range(question.count):
+    for number in tracked(range(question.count), "exchanges with forged messages"):
         orders = [
             torch.randperm(len(pool), generator=simulator.rng("breakdown", number, place))
             for place, pool in enumerate(pools)

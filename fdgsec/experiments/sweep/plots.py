@@ -18,13 +18,11 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 from numpy.typing import ArrayLike
 
-from fdgsec.experiments.report.figures import png
+from fdgsec.experiments.report.figures import COLORS, MARKS, png
 
 Row = Mapping[str, Any]
 
 FISC = (0.02, 0.05)
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#5c5c5c")  # Okabe and Ito's, for all eyes
-MARKS = "osD^vP"
 NAMES = {
     "top1": "top-1", "auc": "AUC", "balanced_accuracy": "balanced accuracy", "accuracy": "accuracy",
     "tpr_at_1pct_fpr": "TPR at 1% FPR", "top5": "top-5", "gallery_top1": "top-1", "gallery_top5": "top-5",

@@ -9,6 +9,7 @@ Nothing is downloaded unless `fetch` is called."""
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -30,6 +31,8 @@ from fdgsec.runtime.download import DownloadError, Progress, download
 from fdgsec.runtime.errors import UsageError, WeightsUnavailableError, unknown_name
 
 CATALOG: Mapping[str, WeightEntry] = published_weights.CATALOG
+FOLDER = "FDGSEC_WEIGHTS"
+"""The environment variable that names a folder with weight files; they are checked and stored when they are needed."""
 COUNTER = "num_batches_tracked"  # BatchNorm's step counter; files older than torch 0.4.1 have none
 
 
@@ -85,16 +88,30 @@ def locate(name: str, *, path: Path | None = None) -> Path:
             raise WeightsUnavailableError(f"{path} does not exist; expected the weights {name} ({entry.what}).")
         return path
     file = weights_dir() / f"{name}.safetensors"
+    if not file.is_file() and (found := in_folder(name)) is not None:
+        import_file(name, found)
     if not file.is_file():
         raise WeightsUnavailableError(
-            f"the weights {name} ({entry.what}) are not stored: no {file}. {entry.how_to_get}."
+            f"the weights {name} ({entry.what}) are not stored: no {file}, and none in ${FOLDER}. {entry.how_to_get}."
         )
     return file
 
 
+def in_folder(name: str) -> Path | None:
+    """Find a file of these weights in the folder that $FDGSEC_WEIGHTS names: the published one, or NAME with a suffix.
+
+    None without the variable or without a file. Raises UsageError for an unknown name."""
+    entry, folder = _entry(name), os.environ.get(FOLDER)
+    if not folder:
+        return None
+    wanted = (entry.file_name, f"{name}.*", f"{name}-*")
+    files = (file for pattern in wanted if pattern for file in sorted(Path(folder).glob(pattern)))
+    return next((file for file in files if file.suffix in (".pth", ".pt", ".safetensors", ".h5")), None)
+
+
 def stored(name: str) -> bool:
-    """Tell whether weights of this name are in the store. Raises UsageError for an unknown name."""
-    return (weights_dir() / f"{_entry(name).name}.safetensors").is_file()
+    """Tell whether weights are in the store or in $FDGSEC_WEIGHTS. Raises UsageError for an unknown name."""
+    return (weights_dir() / f"{_entry(name).name}.safetensors").is_file() or in_folder(name) is not None
 
 
 def load_state(name: str, *, path: Path | None = None) -> dict[str, Tensor]:
@@ -168,6 +185,8 @@ def fetch(name: str, *, progress: Progress | None = None) -> ImportedWeights:
     Raises UsageError for an unknown name, WeightsUnavailableError without a network, on a broken download and on a
     file with another hash; nothing is stored then."""
     entry = _entry(name)
+    if (found := in_folder(name)) is not None:
+        return import_file(name, found)
     if entry.package is not None:
         return import_package(name)
     if entry.script:

@@ -39,9 +39,9 @@ def test_values_of_another_type_or_below_the_least_are_refused(option: str, valu
     assert called(option, value).exit_code == 2
 
 
-def test_options_of_settings_stand_where_the_command_takes_them(capsys: pytest.CaptureFixture[str]):
+def test_options_of_settings_stand_in_their_groups_in_the_order_of_the_command(capsys: pytest.CaptureFixture[str]):
     main(["audit", "--help"])
 
     page = capsys.readouterr().out
-    assert page.index("--data-root") < page.index("--encoder") < page.index("--per-domain") < page.index("--seed")
+    assert page.index("--seed") < page.index("--data-root") < page.index("--per-domain") < page.index("--encoder")
     assert "Maximum number of images per domain." in " ".join(page.split())

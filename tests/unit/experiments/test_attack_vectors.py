@@ -239,7 +239,7 @@ def test_rows_that_are_not_of_their_images_are_counted(vectors: Own):
         ({"dataset": None}, "need public images; name them with --dataset"),
         ({"dataset": "shape"}, "did you mean 'shapes'"),
         ({"unseen": "skech"}, "has no domain 'skech'"),
-        ({"unseen": "photo"}, "the domain of --target-domain"),
+        ({"unseen": "photo"}, "the domain of --unseen-domain"),
         ({"adversary": "client"}, "use server or outsider"),
         ({"assignments": ("method.k=2",)}, "does not apply to vectors"),
         ({"attacks": ("membershp",)}, "did you mean 'membership'"),

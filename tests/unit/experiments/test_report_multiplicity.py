@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from fdgsec.experiments.report.html import strongest
 from fdgsec.experiments.report.multiplicity import adjusted
 from fdgsec.experiments.report.schema import AttackResult
+from fdgsec.experiments.report.strongest_rows import strongest
 from fdgsec.metrics.measurement import Measurement
 
 

@@ -185,4 +185,4 @@ def test_a_control_that_cannot_run_has_failed_with_the_reason(own_cache: object)
     config = attack_settings("ccst-overall", {"device": "cpu"})
     [control] = through_target(config, ["gradient-inversion"], NoProgress()).values()
     assert not control.passed
-    assert "reads HeadGradient, ModelState" in (control.measurement.unavailable or "")
+    assert "ccst-overall sends no head gradients or models" in (control.measurement.unavailable or "")

@@ -315,3 +315,33 @@ def test_a_real_half_precision_squeezenet_is_taken_and_is_not_mistaken_for_its_s
     assert 1_230_000 < sum(parameter.numel() for parameter in network.parameters()) < 1_260_000
     with pytest.raises(UsageError, match=r"features\.0\.weight must be \(64, 3, 3, 3\); got \(96, 3, 7, 7\)"):
         weights.import_file("squeezenet1_1", source)
+
+
+def test_a_file_in_the_weights_folder_is_checked_and_stored_when_it_is_needed(
+    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    safetensors.torch.save_file(
+        torchvision.models.squeezenet1_0(weights=None).state_dict(), folder / "squeezenet1_0-mine.safetensors"
+    )
+    assert not weights.stored("squeezenet1_0")
+
+    monkeypatch.setenv("FDGSEC_WEIGHTS", str(folder))
+
+    assert weights.stored("squeezenet1_0")
+    assert len(weights.load_state("squeezenet1_0")) == 52
+    assert (own_cache / "weights" / "squeezenet1_0.json").is_file()
+
+
+def test_a_file_of_another_network_in_the_weights_folder_is_refused(
+    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    safetensors.torch.save_file(
+        torchvision.models.squeezenet1_1(weights=None).state_dict(), tmp_path / "squeezenet1_0.safetensors"
+    )
+    monkeypatch.setenv("FDGSEC_WEIGHTS", str(tmp_path))
+
+    with pytest.raises(UsageError, match=r"features\.0\.weight"):
+        weights.load_state("squeezenet1_0")
+    assert not own_cache.exists()

@@ -1,0 +1,305 @@
+"""The findings of a report: one sentence, one answer per question, and what was not tested.
+
+Nothing is chosen by its value: `headlines` names the row that stands for each attack, and an answer is that of the
+first attack of its question that is flagged, else of the first that ran. "Flagged" is after Holm's correction over all
+rows of the report, so that the choice adds no false alarms. A flagged row whose negative control failed counts for
+nothing."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fdgsec.experiments.report.headlines import HEADLINES, QUESTIONS, Asked, Choice, chosen
+from fdgsec.experiments.report.schema import AttackReport, AttackResult
+from fdgsec.experiments.report.words import (
+    ADVERSARY_WORDS,
+    listed,
+    measured,
+    numbers,
+    percent,
+    released_words,
+    short,
+)
+from fdgsec.metrics.measurement import Measurement
+from fdgsec.runtime.registry import ATTACKS, METHODS
+
+PROCEDURAL = ("shapes", "swatches")
+"""Datasets that are drawn by a program: what is measured on them says that the machinery works, and nothing else."""
+NO_LEAK = "no leak shown"
+NOT_APPLICABLE = "not applicable"
+NOT_RUN = "not run"
+FAILED = "failed"
+PLACES = ("domain", "n_per_client", "gallery")
+"""The slice entries that say for which clients a measurement is; others say how it was made."""
+ORDER = tuple(HEADLINES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """The row that stands for one attack, and how many of the attack's rows are flagged.
+
+    `alike` counts the rows of the same measurement that differ in domain and size alone, `faults` are
+    the failed controls in words; `spoiled` says that one of them is negative or through the target."""
+
+    attack: str
+    row: Measurement
+    choice: Choice
+    alike: int
+    alike_flagged: int
+    judged: int
+    flagged: int
+    faults: tuple[str, ...]
+    spoiled: bool
+
+    def alike_to(self, row: Measurement) -> bool:
+        """Tell whether a row is the same measurement of other clients."""
+        return row.judged and row.name == self.row.name and _apart_from_place(row) == _apart_from_place(self.row)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the row is flagged and no negative control of the attack failed."""
+        return self.row.leaks and not self.spoiled
+
+    @property
+    def verdict(self) -> str:
+        """The row's verdict, or why it counts for nothing."""
+        return f"unreliable: {'; '.join(self.faults)}" if self.spoiled and self.row.leaks else self.row.verdict
+
+    @property
+    def size(self) -> str:
+        """The verdict's first words: leaks strongly, leaks, leaks slightly, undecided, no leak shown, ..."""
+        if self.row.leaks or self.row.verdict.startswith(NO_LEAK):
+            return self.verdict.partition(":")[0]
+        if self.row.not_adapted_to and "not adapted" in self.row.verdict:
+            return "attack not adapted"
+        return "undecided" if self.row.verdict.startswith("undecided") else "no evidence"
+
+    @property
+    def phrase(self) -> str:
+        """What the adversary achieves, in words: `tells members from non-members, AUC .88 [.87, .89], baseline .50`."""
+        row = self.row
+        gallery = row.slice.get("gallery")
+        if gallery is None and row.name in ("top1", "gallery_top1") and row.chance:
+            gallery = round(1 / row.chance)
+        return self.choice.says.format(
+            rate=percent(row.value), hits=round((row.value or 0) * row.n), n=f"{row.n:,}", numbers=numbers(row),
+            among=f" among {int(gallery):,} candidates" if gallery is not None else "", name=row.name,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """The answer to one question: its findings in their declared order, or the reason why there is none."""
+
+    question: Asked
+    findings: tuple[Finding, ...]
+    reason: str = ""
+
+    @property
+    def asks(self) -> str:
+        """The question in words."""
+        return QUESTIONS[self.question]
+
+    @property
+    def lead(self) -> Finding | None:
+        """The first finding that is flagged, else the first."""
+        return next((one for one in self.findings if one.holds), next(iter(self.findings), None))
+
+    @property
+    def verdict(self) -> str:
+        """The lead's verdict; without a finding "not applicable", "not run" or "failed"."""
+        return self.reason if self.lead is None else self.lead.verdict
+
+    @property
+    def size(self) -> str:
+        """The first words of the verdict."""
+        return self.reason if self.lead is None else self.lead.size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """What a report says: the sentence, the answers, and what was not tested."""
+
+    sentence: str
+    answers: tuple[Answer, ...]
+    inapplicable: Mapping[str, str]
+    failed: Mapping[str, str]
+    untested: tuple[str, ...]
+
+    @property
+    def yes(self) -> bool:
+        """Whether any question is answered by a flagged finding."""
+        return any(answer.lead is not None and answer.lead.holds for answer in self.answers)
+
+
+def findings_of(report: AttackReport) -> Findings:
+    """The findings of a report, in words. Deterministic: equal reports give equal words."""
+    answers = tuple(_answer(question, report.attacks) for question in QUESTIONS)
+    answers = tuple(one for one in answers if one.question != "other" or one.findings)
+    return Findings(
+        sentence=_sentence(report, answers), answers=answers,
+        inapplicable={each.name: each.reason for each in report.attacks if each.status == "skipped"},
+        failed={each.name: each.reason for each in report.attacks if each.status == "failed"},
+        untested=_untested(report),
+    )  # fmt: skip
+
+
+def finding_of(result: AttackResult) -> Finding | None:
+    """The finding of one attack; None where it has no row that could be flagged."""
+    found = chosen(result.name, result.measurements)
+    if found is None:
+        return None
+    row, choice = found
+    judged = [each for each in result.measurements if each.judged]
+    alike = [each for each in judged if each.name == row.name and _apart_from_place(each) == _apart_from_place(row)]
+    failed = {kind: sum(not one.passed for one in controls) for kind, controls in result.controls.items()}
+    return Finding(
+        attack=result.name, row=row, choice=choice, alike=len(alike),
+        alike_flagged=sum(each.leaks for each in alike), judged=len(judged), flagged=sum(each.leaks for each in judged),
+        faults=tuple(
+            f"{count} of {len(result.controls[kind])} {kind.replace('-', ' ')} controls failed"
+            for kind, count in failed.items() if count
+        ),
+        spoiled=bool(failed.get("negative") or failed.get("through-the-target")),
+    )  # fmt: skip
+
+
+def _apart_from_place(row: Measurement) -> Mapping[str, object]:
+    return {key: said for key, said in row.slice.items() if key not in PLACES}
+
+
+def _asked(attack: str) -> Asked:
+    return HEADLINES[attack].question if attack in HEADLINES else "other"
+
+
+def _answer(question: Asked, results: Sequence[AttackResult]) -> Answer:
+    mine = [result for result in results if _asked(result.name) == question]
+    mine.sort(key=lambda result: ORDER.index(result.name) if result.name in ORDER else len(ORDER))
+    findings = tuple(found for result in mine if (found := finding_of(result)) is not None)
+    status = {result.status for result in mine}
+    reason = NOT_RUN if not mine else FAILED if "failed" in status else NOT_APPLICABLE if status == {"skipped"} else ""
+    return Answer(question=question, findings=findings, reason="" if findings else reason or "no measurement")
+
+
+def _sentence(report: AttackReport, answers: Sequence[Answer]) -> str:
+    if not report.attacks:
+        return _trained(report)
+    said = _said(report, answers)
+    if str(report.dataset["name"]) in PROCEDURAL:
+        drawn = f"{report.dataset['name']} is procedural, so this is no finding about a method"
+        return f"Mechanics only: {drawn}; on it, {said[0].lower()}{said[1:]}"
+    return said
+
+
+def _trained(report: AttackReport) -> str:
+    if report.accuracy is None:
+        return f"Not tested: {report.method} trained nothing, and no attack was run."
+    found = report.accuracy
+    bounds = f"[{short(_float(found, 'low'))}, {short(_float(found, 'high'))}]"
+    about = f"{short(_float(found, 'value'))} {bounds} accuracy on the unseen domain {found['unseen_domain']}"
+    mechanics = " (procedural images: no finding)" if str(report.dataset["name"]) in PROCEDURAL else ""
+    return f"{report.method} reaches {about}, n = {found['n']}{mechanics}; privacy was not tested: no attack was run."
+
+
+def _float(table: Mapping[str, object], key: str) -> float:
+    value = table[key]
+    assert isinstance(value, int | float)
+    return float(value)
+
+
+def _said(report: AttackReport, answers: Sequence[Answer]) -> str:
+    flagged = [answer for answer in answers if answer.lead is not None and answer.lead.holds]
+    leads = [answer.lead for answer in answers if answer.lead is not None]
+    if flagged:
+        return _leak(report, flagged)
+    failures = [result.name for result in report.attacks if result.status == "failed"]
+    if not leads:
+        if failures:
+            return f"Not known: {listed(failures)} failed, and no other attack measured anything."
+        return f"Not tested: none of the attacks ({len(report.attacks)}) applies to what {report.target} sends."
+    return _no_leak(report, [finding for answer in answers for finding in answer.findings], failures)
+
+
+def _leak(report: AttackReport, flagged: Sequence[Answer]) -> str:
+    first = flagged[0]
+    lead = first.lead
+    assert lead is not None
+    begun = {"leaks slightly": "Yes, slightly: ", "leaks": "Yes: ", "leaks strongly": "Yes: "}[lead.row.verdict]
+    clauses = [f"{_who(report)} {lead.phrase}"]
+    if lead.alike > 1:
+        clauses.append(f"flagged in {lead.alike_flagged} of {lead.alike} domains and sizes")
+    second = next((one for one in first.findings if one.holds and one is not lead), None)
+    if second is not None:
+        clauses.append(f"{second.attack} {measured(second.row)}")
+    others = [f"{found.attack} ({found.verdict})" for each in flagged[1:] if (found := each.lead) is not None]
+    if others:
+        clauses.append(f"also {listed(others)}")
+    if lead.faults:
+        clauses.append(f"but {'; '.join(lead.faults)} for {lead.attack}")
+    return begun + "; ".join(clauses) + "."
+
+
+def _who(report: AttackReport) -> str:
+    name = next((str(result.adversary.get("name", "")) for result in report.attacks), "")
+    defenses = [str(defense["name"]) for defense in report.defenses]
+    behind = f" behind {listed(defenses)}" if defenses else ""
+    adversary = ADVERSARY_WORDS.get(name, f"the adversary {name}")
+    return f"from {released_words(report)} ({_scope(report)}){behind}, {adversary}"
+
+
+def _scope(report: AttackReport) -> str:
+    encoder = "" if report.encoder in ("", "none") else f", encoder {report.encoder}"
+    return f"{report.target} on {report.dataset['name']}{encoder}"
+
+
+def _no_leak(report: AttackReport, findings: Sequence[Finding], failures: Sequence[str]) -> str:
+    """The sentence where no finding holds: the weakest word that is true of all of them."""
+    name = _scope(report)
+    spoiled = [one for one in findings if one.spoiled and one.row.leaks]
+    by_size = {size: [one for one in findings if one.size == size] for size in dict.fromkeys(f.size for f in findings)}
+    flagged = sum(one.flagged - one.row.leaks for one in findings)
+    open_ones = [one.attack for one in findings if one.size != NO_LEAK]
+    if spoiled:
+        begun = f"Unreliable: {spoiled[0].attack} is flagged on {name}, but {'; '.join(spoiled[0].faults)}"
+    elif set(by_size) == {NO_LEAK}:
+        begun = f"No leak shown: {len(findings)} of {len(findings)} attacks that apply to {name} found none"
+    elif "attack not adapted" in by_size:
+        begun = f"Not known: attacks on {name} do not take {listed(_ignored(findings))} into account"
+    else:
+        begun = f"Undecided for {name}"
+    lead = findings[0]
+    clauses = [begun, f"{lead.attack} {measured(lead.row)}"]
+    if open_ones and not spoiled:
+        clauses.append(f"not decided by {listed(open_ones)}")
+    if flagged:
+        clauses.append(f"{flagged} of {sum(one.judged - 1 for one in findings)} other measurements are flagged")
+    if failures:
+        clauses.append(f"{listed(failures)} failed")
+    return "; ".join(clauses) + "."
+
+
+def _ignored(findings: Sequence[Finding]) -> list[str]:
+    return list(dict.fromkeys(one.row.not_adapted_to for one in findings if one.row.not_adapted_to))
+
+
+def _untested(report: AttackReport) -> tuple[str, ...]:
+    """What the report says nothing about, in words."""
+    ran = {result.name for result in report.attacks}
+    left = [name for name in ATTACKS if name not in ran]
+    names = {str(result.adversary.get("name")) for result in report.attacks} & set(ADVERSARY_WORDS)
+    others = [name for name in ADVERSARY_WORDS if name not in names]
+    gone = {
+        f"{result.name} ({sum(row.value is None for row in result.measurements)} measurements)"
+        for result in report.attacks if any(row.value is None for row in result.measurements)
+    }  # fmt: skip
+    found = [
+        f"attacks that were not run: {listed(left)}" if left and report.attacks else "",
+        "every attack: none was run" if not report.attacks else "",
+        f"what the adversary saw and no attack read: {listed(report.unread_kinds)}" if report.unread_kinds else "",
+        f"other adversaries: {listed(others)} (--adversary)" if others and report.attacks else "",
+        "trained models: no round was run (--rounds)" if report.backbone is None and report.method in METHODS else "",
+        "published networks: mini is fdgsec's own small encoder (--encoder)" if report.encoder == "mini" else "",
+        f"unavailable: {listed(sorted(gone))}" if gone else "",
+        f"other seeds than {report.seed}",
+        "the full profile: numbers of clients and steps are capped" if report.profile == "quick" else "",
+    ]
+    return tuple(filter(None, found))

@@ -1,0 +1,215 @@
+"""The sentence of a report, its answers, and what it must not say."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fdgsec.experiments.report.findings import Findings, findings_of
+from fdgsec.experiments.report.headlines import HEADLINES
+from fdgsec.experiments.report.schema import AttackReport, AttackResult
+from fdgsec.experiments.report.stored import report_of
+from fdgsec.experiments.report.words import percent, rate, short
+from fdgsec.metrics.measurement import Control, Measurement
+from fdgsec.runtime.registry import ATTACKS
+
+STYLE = {
+    "round": 0, "stage": "share", "sender": "client:0", "receiver": "server", "kind": "StyleStatistics", "bytes": 8,
+    "sha256": "0" * 64,
+}  # fmt: skip
+
+
+def row(
+    name: str, value: float, low: float, high: float, chance: float, n: int = 50, **where: str | int
+) -> Measurement:
+    return Measurement(name=name, value=value, low=low, high=high, chance=chance, chance_kind="exact", n=n, slice=where)
+
+
+def done(name: str, *rows: Measurement, **controls: Any) -> AttackResult:
+    return AttackResult(name=name, adversary={"name": "server"}, status="done", measurements=rows, **controls)
+
+
+def skipped(name: str) -> AttackResult:
+    return AttackResult(name=name, adversary={"name": "server"}, status="skipped", reason="reads something else")
+
+
+def report(attacks: Sequence[AttackResult], **changes: Any) -> AttackReport:
+    base = AttackReport(
+        target="ccst-overall", method="ccst", preset="", dataset={"name": "pacs", "images": 600}, encoder="vgg19",
+        backbone=None, seed=0, profile="quick", reused=False, defenses=[], guarantees=[], accuracy=None,
+        attacks=attacks, artifacts=[STYLE], model_traffic=[], transcript_sha256="", environment={}, seconds=1.0,
+    )  # fmt: skip
+    return replace(base, **changes)
+
+
+def found(*attacks: AttackResult, **changes: Any) -> Findings:
+    return findings_of(report(attacks, **changes))
+
+
+def verdicts(findings: Findings) -> Mapping[str, str]:
+    return {answer.question: answer.verdict for answer in findings.answers}
+
+
+def control(*, passed: bool) -> Control:
+    return Control(measurement=row("auc", 0.9, 0.8, 1.0, 0.5), expected="auc at least .8", passed=passed)
+
+
+LISTS = row("exact_list", 1.0, 0.78, 1.0, 1e-9, n=15, domain="art_painting", n_per_client=40, gallery=850)
+MEMBERS = row("auc", 0.88, 0.87, 0.89, 0.5, domain="art_painting", n_per_client=500)
+CALM = row("auc", 0.51, 0.49, 0.53, 0.5)
+WIDE = row("top1", 0.1, 0.0, 0.4, 1 / 30)
+
+
+def test_every_attack_has_a_question_and_every_question_a_declared_order():
+    assert set(HEADLINES) == set(ATTACKS)
+    assert all(headline.choices for headline in HEADLINES.values())
+
+
+def test_a_leak_is_said_in_one_sentence_with_what_was_sent_who_reads_it_effect_interval_and_baseline():
+    assert found(done("membership", MEMBERS), done("set-reconstruction", LISTS)).sentence == (
+        "Yes: from one pooled style per client (ccst-overall on pacs, encoder vgg19), an honest-but-curious server names "
+        "every image of 15 of 15 clients among 850 candidates (1.00 [.78, 1], baseline <.001); membership AUC .88 "
+        "[.87, .89], baseline .50."
+    )
+
+
+def test_the_row_that_stands_for_an_attack_is_the_first_declared_and_not_the_largest():
+    larger = row("auc", 0.99, 0.98, 1.0, 0.5, domain="photo", n_per_client=500)
+    weaker = row("auc", 0.70, 0.69, 0.71, 0.5, domain="art_painting", n_per_client=500, auxiliary=20)
+
+    (lead,) = found(done("membership", weaker, MEMBERS, larger)).answers[0].findings
+
+    assert lead.row is MEMBERS
+    assert (lead.alike_flagged, lead.alike) == (2, 2)
+    assert (lead.flagged, lead.judged) == (3, 3)
+
+
+def test_without_an_attack_that_applies_nothing_is_said_about_a_leak():
+    findings = found(skipped("membership"), skipped("poisoning"))
+
+    assert findings.sentence == "Not tested: none of the attacks (2) applies to what ccst-overall sends."
+    assert verdicts(findings) == {
+        "who": "not applicable",
+        "what": "not run",
+        "look": "not run",
+        "harm": "not applicable",
+    }
+    assert set(findings.inapplicable) == {"membership", "poisoning"}
+    assert not findings.yes
+
+
+def test_intervals_that_reach_a_leak_are_undecided_and_never_no():
+    findings = found(done("linkage", WIDE), done("membership", CALM))
+
+    assert findings.sentence == (
+        "Undecided for ccst-overall on pacs, encoder vgg19; membership AUC .51 [.49, .53], baseline .50; not decided by "
+        "linkage."
+    )
+    assert verdicts(findings)["who"] == "no leak shown"
+
+
+def test_no_leak_shown_is_said_only_where_every_attack_shows_none():
+    findings = found(done("membership", CALM), done("label-inference", row("balanced_accuracy", 0.15, 0.1, 0.18, 0.14)))
+
+    assert findings.sentence.startswith("No leak shown: 2 of 2 attacks that apply to ccst-overall on pacs")
+    assert any("attacks that were not run" in line for line in findings.untested)
+
+
+def test_a_flagged_row_beside_a_calm_headline_is_not_hidden():
+    other = row("exposed_auc", 0.9, 0.8, 1.0, 0.5)
+
+    assert "1 of 1 other measurements are flagged" in found(done("membership", CALM, other)).sentence
+
+
+def test_a_flagged_row_whose_negative_control_failed_is_no_yes():
+    findings = found(done("membership", MEMBERS, positive=[control(passed=True)], negative=[control(passed=False)]))
+
+    assert findings.sentence.startswith("Unreliable: membership is flagged on ccst-overall")
+    assert "1 of 1 negative controls failed" in findings.sentence
+    assert verdicts(findings)["who"] == "unreliable: 1 of 1 negative controls failed"
+    assert not findings.yes
+
+
+def test_a_leak_with_a_failed_positive_control_says_so():
+    findings = found(done("membership", MEMBERS, positive=[control(passed=False)]))
+
+    assert findings.sentence.endswith("; but 1 of 1 positive controls failed for membership.")
+
+
+def test_no_leak_with_a_failed_positive_control_is_no_evidence():
+    calm = replace(CALM, unread="1 of the attack's 1 positive controls failed")
+
+    findings = found(done("membership", calm, positive=[control(passed=False)]))
+
+    assert findings.sentence.startswith("Undecided")
+    assert verdicts(findings)["who"].endswith("no evidence of protection")
+
+
+def test_attacks_that_are_not_adapted_to_a_defense_say_so():
+    findings = found(
+        done("membership", replace(CALM, not_adapted_to="row-clip")), defenses=[{"name": "row-clip", "options": {}}]
+    )
+
+    assert findings.sentence.startswith("Not known: attacks on ccst-overall")
+    assert "do not take row-clip into account" in findings.sentence
+
+
+def test_shapes_are_mechanics_and_no_finding():
+    findings = found(done("membership", MEMBERS), dataset={"name": "shapes", "images": 480})
+
+    assert findings.sentence.startswith("Mechanics only: shapes is procedural, so this is no finding about a method")
+
+
+@pytest.mark.parametrize(("name", "note"), [("pacs", ""), ("shapes", " (procedural images: no finding)")])
+def test_a_trained_report_gives_its_accuracy_and_says_that_privacy_was_not_tested(name: str, note: str):
+    accuracy = {"unseen_domain": "sketch", "value": 0.42, "low": 0.38, "high": 0.46, "n": 420}
+
+    assert found(accuracy=accuracy, dataset={"name": name, "images": 600}).sentence == (
+        f"ccst reaches .42 [.38, .46] accuracy on the unseen domain sketch, n = 420{note}; privacy was not tested: no "
+        "attack was run."
+    )
+
+
+def test_a_failed_attack_is_named():
+    broken = AttackResult(name="linkage", adversary={"name": "server"}, status="failed", reason="out of memory")
+
+    assert found(broken).sentence == "Not known: linkage failed, and no other attack measured anything."
+    assert found(done("membership", CALM), broken).sentence.endswith("linkage failed.")
+
+
+def test_a_question_is_answered_by_the_first_attack_that_is_flagged():
+    answer = found(done("set-reconstruction", CALM), done("membership", MEMBERS)).answers[0]
+
+    assert answer.lead is not None
+    assert answer.lead.attack == "membership"
+    assert [one.attack for one in answer.findings] == ["set-reconstruction", "membership"]
+
+
+def test_an_attack_of_a_plug_in_answers_a_question_of_its_own():
+    findings = found(done("histogram", row("auc", 0.9, 0.8, 1.0, 0.5)))
+
+    assert verdicts(findings)["other"] == "leaks strongly"
+    assert "an honest-but-curious server auc .90 [.80, 1], baseline .50" in findings.sentence
+
+
+def test_a_stored_report_says_the_same_as_the_one_that_was_stored():
+    made = report([done("membership", MEMBERS, positive=[control(passed=True)]), skipped("poisoning")])
+
+    again = report_of(made.document())
+
+    assert again.document() == made.document()
+    assert findings_of(again) == replace(findings_of(made), answers=findings_of(again).answers)
+
+
+def test_numbers_are_never_rounded_to_certainty():
+    assert [short(value) for value in (0.98, 0.998, 0.9999, 1.0, 0.0, 0.004)] == [
+        ".98",
+        ".998",
+        ">.999",
+        "1",
+        "0",
+        ".004",
+    ]
+    assert [percent(value) for value in (0.885, 0.996, 1.0, 0.0, 0.004)] == ["88%", "99.6%", "100%", "0%", "0.4%"]
+    assert [rate(value) for value in (1.0, 1e-9, 0.5)] == ["1.00", "<.001", ".50"]

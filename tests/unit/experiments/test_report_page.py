@@ -1,0 +1,218 @@
+"""The page of a report: the answer first, everything in one file, escaped, with names for every anchor."""
+
+import io
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from fdgsec.experiments.explain import MEASUREMENTS
+from fdgsec.experiments.report.bars import bar_of
+from fdgsec.experiments.report.findings import findings_of
+from fdgsec.experiments.report.glossary import glossary, meaning
+from fdgsec.experiments.report.html import render
+from fdgsec.experiments.report.remedies import REMEDIES, SWEPT, remedies
+from fdgsec.experiments.report.schema import AttackReport, AttackResult, Figure
+from fdgsec.experiments.run_config import defense_of
+from fdgsec.metrics.measurement import Control, Measurement
+from fdgsec.runtime.registry import TARGETS
+
+VOID = {"meta", "img", "input", "br", "line", "rect", "path", "polyline"}
+
+
+class Reader(HTMLParser):
+    """Collects what a page has, and whether its elements are closed in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.targets: list[str] = []
+        self.sources: list[str] = []
+        self.headings: list[str | None] = []
+        self.counts: dict[str, int] = {}
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: Sequence[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.counts[tag] = self.counts.get(tag, 0) + 1
+        self.ids += [str(given["id"])] if "id" in given else []
+        self.targets += [str(given["href"])] if "href" in given else []
+        self.sources += [str(given["src"])] if "src" in given else []
+        self.headings += [given.get("scope")] if tag == "th" else []
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data if not self.open or self.open[-1] not in ("style", "script") else ""
+
+
+def read(page: str) -> Reader:
+    reader = Reader()
+    reader.feed(page)
+    assert reader.open == []
+    return reader
+
+
+def row(name: str, value: float, low: float, high: float, chance: float, **where: str | int) -> Measurement:
+    return Measurement(
+        name=name, value=value, low=low, high=high, chance=chance, chance_kind="exact", n=50, slice=where
+    )
+
+
+def picture() -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (40, 20), "red").save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def attacked(**changes: Any) -> AttackReport:
+    adversary = {"name": "server", "taps": "own", "knows": ["encoder", "auxiliary"]}
+    control = Control(measurement=row("auc", 0.9, 0.8, 1.0, 0.5), expected="at least .8", passed=True)
+    membership = AttackResult(
+        name="membership", adversary=adversary, status="done", positive=[control],
+        measurements=[row("auc", 0.9, 0.85, 0.95, 0.5, domain=f"<{n}>") for n in range(5)],
+        figures=[Figure(name="roc", title="ROC", caption="A curve.", png=picture())],
+    )  # fmt: skip
+    skipped = AttackResult(name="poisoning", adversary=adversary, status="skipped", reason="needs a malicious client")
+    style = {
+        "round": 0, "stage": "share", "sender": "client:0", "receiver": "server", "kind": "StyleStatistics",
+        "bytes": 8, "sha256": "0" * 64,
+    }  # fmt: skip
+    report = AttackReport(
+        target="ccst-overall", method="ccst", preset="", encoder="mini", backbone=None, seed=0, profile="quick",
+        dataset={"name": "pacs", "images": 600, "classes": ["a", "b"], "roles": {"federation": {"photo": 3}}},
+        reused=False, defenses=[], guarantees=[], accuracy=None, attacks=[membership, skipped], artifacts=[style] * 40,
+        model_traffic=[], transcript_sha256="ab", environment={"command": "fdgsec attack", "scipy": "1.0"}, seconds=1.0,
+    )  # fmt: skip
+    return replace(report, **changes)
+
+
+def trained() -> AttackReport:
+    score = {"value": 0.6, "low": 0.5, "high": 0.7, "n": 90}
+    return attacked(
+        attacks=[],
+        backbone="tiny",
+        accuracy={"unseen_domain": "sketch", **score, "per_domain": {"photo": score}, "f1": {"value": 0.5, "n": 90}},
+        model_traffic=[{"stage": "fit", "kind": "ModelState", "messages": 6, "bytes": 600}],
+    )
+
+
+def test_the_first_text_after_the_heading_is_the_answer():
+    page = read(render(attacked()))
+
+    assert page.text.index(findings_of(attacked()).sentence) < page.text.index("Threat model")
+
+
+@pytest.mark.parametrize("report", [attacked(), trained()], ids=["attack", "train"])
+def test_every_link_has_an_anchor_and_every_anchor_is_unique(report: AttackReport):
+    page = read(render(report))
+
+    assert len(set(page.ids)) == len(page.ids)
+    assert {target.removeprefix("#") for target in page.targets} <= set(page.ids)
+    assert page.targets
+
+
+@pytest.mark.parametrize("report", [attacked(), trained()], ids=["attack", "train"])
+def test_headings_of_tables_say_what_they_head_and_the_page_has_landmarks(report: AttackReport):
+    page = read(render(report))
+
+    assert set(page.headings) == {"col", "row"}
+    assert [page.counts[name] for name in ("header", "nav", "main", "footer", "h1")] == [1] * 5
+    assert page.counts["caption"] == page.counts["table"]
+
+
+def test_values_are_escaped_and_nothing_is_loaded_from_elsewhere():
+    page = render(attacked())
+
+    assert "domain &lt;1&gt;" in page
+    assert "domain <1>" not in page
+    assert all(source.startswith("data:image/webp;base64,") for source in read(page).sources)
+    assert not re.search(r"https?://", page)
+
+
+def test_every_row_is_in_the_table_of_all_measurements_and_three_stand_for_the_attack():
+    page = render(attacked())
+
+    assert page.count("domain &lt;0&gt;") == page.count("domain &lt;2&gt;") == 2
+    assert page.count("domain &lt;4&gt;") == 1
+
+
+def test_the_page_says_who_from_what_what_was_not_tested_and_how_it_was_made():
+    text = read(render(attacked(), settings={"seed": 0})).text
+
+    for part in (
+        "an honest-but-curious server, who sees every message to and from it", "one pooled style per client",
+        "labeled auxiliary images", "needs a malicious client", "attacks that were not run", "fdgsec attack", "scipy",
+        '"seed": 0',
+    ):  # fmt: skip
+        assert part in text
+
+
+def test_defenses_are_offered_where_something_leaks_and_priced_only_where_that_was_measured():
+    offered = {one.defense.partition(":")[0]: one.price for one in remedies(attacked())}
+
+    assert offered["private-styles"] == ""
+    assert "on PACS" in offered["style-noise"]
+    assert remedies(attacked(target="somebody's", artifacts=[])) == []
+    assert "style-noise" not in {
+        one.defense.partition(":")[0] for one in remedies(attacked(defenses=[{"name": "style-noise", "options": {}}]))
+    }
+
+
+def test_offered_defenses_and_targets_exist():
+    for _, one in REMEDIES:
+        defense_of(one.defense)
+    for target, one in SWEPT.items():
+        assert target in TARGETS
+        defense_of(one.defense)
+
+
+def test_a_training_has_a_page_of_its_own_with_accuracy_curve_guarantee_and_traffic():
+    points = [{"round": 0.0, "loss": 2.0}, {"round": 1.0, "loss": 1.0}]
+
+    page = render(trained(), points=points)
+
+    text = read(page).text
+    for part in ("Accuracy by domain", "sketch", "weighted F1", "Guarantee", "ModelState", "loss: from 2.000 to 1.000"):
+        assert part in text
+    assert "polyline" in page
+    assert "flagged" not in text
+    assert "privacy was not tested" in text
+
+
+def test_a_bar_is_drawn_for_what_lies_between_0_and_1_alone():
+    assert bar_of(row("auc", 0.9, 0.8, 1.0, 0.5), "leaks") is not None
+    assert bar_of(row("psnr_gain", 2.0, 1.0, 3.0, 0.0), "leaks") is None
+
+
+def test_every_measurement_has_a_meaning():
+    assert [name for names in MEASUREMENTS.values() for name in names if not meaning(name)] == []
+
+
+def test_the_glossary_has_what_occurs():
+    found = glossary(attacked())
+
+    assert {"auc", "domain", "baseline", "leaks strongly"} <= set(found)
+    assert "psnr" not in found
+
+
+def test_the_script_is_short_and_the_table_is_there_without_it():
+    page = render(attacked())
+
+    script = page.partition("<script>")[2].partition("</script>")[0]
+    assert 0 < len(script.strip().splitlines()) <= 30
+    assert page.index('<table class="sortable">') < page.index("<script>")
+
+
+def test_settings_are_plain_text():
+    assert json.dumps({"a": "<b>"}) not in render(attacked(), settings={"a": "<b>"})
