@@ -17,7 +17,7 @@ Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Train so many seeds,
 @o.takes(
     "encoder", "style_size", "backbone", "norm", "pretrained", "local", "adapt", "splits", "roles", "partition",
     "clients", "heterogeneity", "rounds", "participation", "target_domain", "validation_domain", "per_domain",
-    "per_class", "image_size", "device", "keep",
+    "per_class", "image_size", "device", "threads", "keep",
 )  # fmt: skip
 def command(
     *,

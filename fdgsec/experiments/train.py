@@ -12,7 +12,7 @@ from fdgsec.data.official_split_masks import official_mask, require_official
 from fdgsec.experiments.report.accuracy import accuracy_document, adapted_document
 from fdgsec.experiments.report.html import render
 from fdgsec.experiments.report.schema import AttackReport
-from fdgsec.experiments.run_config import RunConfig
+from fdgsec.experiments.run_config import RunConfig, on_stated_threads
 from fdgsec.experiments.setup.defenses import defense_documents, defense_stack_of
 from fdgsec.experiments.setup.run_federation import Federation, FederationRun, RunRequest, federate
 from fdgsec.experiments.setup.run_inputs import (
@@ -105,6 +105,7 @@ def unseen_images(world: World, config: RunConfig) -> DomainDataset:
     return unseen.subset(named) if config.splits == "official" and named.any() else unseen
 
 
+@on_stated_threads
 def train(
     config: RunConfig,
     *,

@@ -15,6 +15,7 @@ from fdgsec.federation.round_loop import Failure, RoundLoop, RoundReport
 from fdgsec.federation.wire import Guard, Message, Transcript, Upload, Wire, keeps_artifacts
 from fdgsec.runtime.progress import NoProgress, Progressive, warn
 from fdgsec.runtime.secret_streams import SecretStream, simulated_key
+from fdgsec.runtime.threads import limited_threads
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -171,16 +172,20 @@ def run_rounds(
 
 
 def federate(request: RunRequest, *, quorum: float = 1.0) -> FederationRun:
-    """Run the rounds in this process; with a `quorum` below 1 clients that fail are left out, and named on stderr."""
+    """Run the rounds in this process, on the threads of the settings.
+
+    With a `quorum` below 1 clients that fail are left out, and named on stderr."""
     states = MemoryStates()
     engine = LocalEngine(
         members=request.members, method=request.method, seed=request.config.seed, states=states,
         defense_stack=request.defense_stack, tolerant=quorum < 1,
     )  # fmt: skip
-    return run_rounds(
-        request.method, engine, request.model, RoundSettings.of(request.config), defense_stack=request.defense_stack,
-        states=states.states, quorum=quorum, on_failure=_warn_of_failure, progress=request.progress,
-    )  # fmt: skip
+    with limited_threads(request.config.threads):
+        return run_rounds(
+            request.method, engine, request.model, RoundSettings.of(request.config),
+            defense_stack=request.defense_stack, states=states.states, quorum=quorum, on_failure=_warn_of_failure,
+            progress=request.progress,
+        )  # fmt: skip
 
 
 def _warn_of_failure(failure: Failure) -> None:
