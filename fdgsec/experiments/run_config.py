@@ -105,7 +105,7 @@ def on_stated_threads(verb: Callable[Concatenate[RunConfig, P], T]) -> Callable[
     """Make a function of a run's settings compute on the number of threads that they state."""
 
     @wraps(verb)
-    def limited(config: RunConfig, *given: P.args, **named: P.kwargs) -> T:
+    def limited(config: RunConfig, /, *given: P.args, **named: P.kwargs) -> T:
         with limited_threads(config.threads):
             return verb(config, *given, **named)
 
