@@ -20,6 +20,7 @@ Fresh = Annotated[bool, typer.Option("--fresh", help="Start anew where an unfini
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Measure a few steps, say what time and disk the run takes, and stop.")
 ]
+Workers = Annotated[int, typer.Option("--workers", help="Processes that share out the clients of a step; same result.")]
 Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Train so many seeds, counted from --seed, and average.")]
 
 
@@ -45,6 +46,7 @@ def command(
     ca: o.Ca = None,
     insecure: o.Insecure = False,
     quorum: o.Quorum = 1.0,
+    workers: Workers = 1,
     client_timeout: o.ClientTimeout = 600.0,
     wait: o.Wait = 300.0,
     fresh: Fresh = False,
@@ -69,7 +71,14 @@ def command(
         return _estimated(config, data_root=data_root, seeds=seeds, as_json=as_json)
     folder = out or Path("runs") / f"train-{config.method_name}-{dataset}-seed{seed}"
     engine_choice = EngineChoice(
-        engine=engine, federation=federation, ca=ca, insecure=insecure, quorum=quorum, timeout=client_timeout, wait=wait
+        engine=engine,
+        federation=federation,
+        ca=ca,
+        insecure=insecure,
+        quorum=quorum,
+        timeout=client_timeout,
+        wait=wait,
+        workers=workers,
     )
     if engine == "flower":
         if seeds > 1 or given["clients"] is None:

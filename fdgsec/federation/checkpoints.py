@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load
 
 from fdgsec.federation.artifacts import Artifact, ModelState, decode
-from fdgsec.federation.engines.state import state_parts
+from fdgsec.federation.engines.state import read_parts, state_parts
 from fdgsec.federation.method import Blueprint, GlobalModel, State
 from fdgsec.federation.participation import Failure
 from fdgsec.federation.round_loop import LoopState
@@ -257,10 +256,7 @@ class Checkpoints:
         return content
 
     def _tensors_read(self, told: Mapping[str, Any]) -> State:
-        found = load(self._content(told["sha256"]))
-        if set(found) != set(told["order"]):
-            raise ValueError(f"objects/{told['sha256'][:12]} holds other tensors than were written")
-        return {name: found[name] for name in told["order"]}
+        return read_parts(self._content(told["sha256"]), told["order"])
 
     def _model_read(self, told: Mapping[str, Any] | None, blueprint: Blueprint) -> GlobalModel | None:
         if told is None:

@@ -1,6 +1,7 @@
 """Run a federation's rounds: for a trained model that is kept, or for the artifacts that an attack observes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,6 +11,7 @@ from fdgsec.federation.checkpoints import Checkpoint, Checkpoints
 from fdgsec.federation.client_step import UNDEFENDED
 from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.engines.local import LocalEngine
+from fdgsec.federation.engines.processes import ProcessEngine, forked_workers
 from fdgsec.federation.engines.state import MemoryStates
 from fdgsec.federation.method import Client, Engine, GlobalModel, Method, State
 from fdgsec.federation.round_loop import Failure, LoopState, RoundLoop, RoundReport
@@ -245,21 +247,35 @@ def run_rounds(
     )  # fmt: skip
 
 
-def federate(request: RunRequest, *, quorum: float = 1.0) -> FederationRun:
+def federate(request: RunRequest, *, quorum: float = 1.0, workers: int = 1) -> FederationRun:
     """Run the rounds in this process, on the threads of the settings.
 
-    With a `quorum` below 1 clients that fail are left out, and named on stderr."""
+    With a `quorum` below 1 clients that fail are left out, and named on stderr. More than one of the `workers` are
+    processes that share out the clients of a step; the run is the same to the bit."""
     states = MemoryStates()
-    engine = LocalEngine(
-        members=request.members, method=request.method, seed=request.config.seed, states=states,
-        defense_stack=request.defense_stack, tolerant=quorum < 1,
-    )  # fmt: skip
-    with limited_threads(request.config.threads):
+    with limited_threads(request.config.threads), _engine(request, states, quorum < 1, workers) as engine:
         return run_rounds(
             request.method, engine, request.model, RoundSettings.of(request.config),
             defense_stack=request.defense_stack, states=states, quorum=quorum, on_failure=_warn_of_failure,
             progress=request.progress, checkpoints=request.checkpoints,
         )  # fmt: skip
+
+
+@contextmanager
+def _engine(request: RunRequest, states: MemoryStates, tolerant: bool, workers: int) -> Iterator[Engine]:
+    """The engine of a run in this process, with worker processes where several are asked for."""
+    seed, members, stack = request.config.seed, request.members, request.defense_stack
+    if workers == 1:
+        yield LocalEngine(
+            members=members, method=request.method, seed=seed, states=states, defense_stack=stack, tolerant=tolerant
+        )
+        return
+    blueprint = None if request.model is None else request.model.blueprint
+    with forked_workers(
+        members, request.method, blueprint=blueprint, seed=seed, defense_stack=stack, workers=workers,
+        threads=request.config.threads,
+    ) as pool:  # fmt: skip
+        yield ProcessEngine(members=members, pool=pool, states=states, tolerant=tolerant)
 
 
 def _warn_of_failure(failure: Failure) -> None:

@@ -3,13 +3,13 @@
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load, load_file
 
 from fdgsec.federation.method import State
 from fdgsec.runtime.cache_files import atomic, write_atomic
@@ -196,3 +196,13 @@ def state_parts(state: State) -> Iterator[bytes | memoryview]:
     yield len(encoded).to_bytes(8, "little") + encoded
     for _, value in ordered:
         yield value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def read_parts(content: bytes, order: Sequence[str]) -> State:
+    """Read the bytes of `state_parts` back, the tensors in `order`, which a file does not keep.
+
+    Raises ValueError for other names."""
+    found = load(content)
+    if set(found) != set(order):
+        raise ValueError(f"a state with {len(order)} names came with {len(found)} tensors, or others")
+    return {name: found[name] for name in order}
