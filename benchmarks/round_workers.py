@@ -77,9 +77,8 @@ def main() -> None:
         alone = here + there / workers
         first = median(own[given.workers[0]])
         ends = f"{min(walls[workers]):.1f}, {max(walls[workers]):.1f}"
-        print(
-            f"| {workers} | {wall:.1f} ({ends}) | {here:.1f} | {there:.1f} | {(here + there) / wall:.2f} | {alone:.1f} | {first / alone:.2f} |"
-        )
+        spent = f"{here:.1f} | {there:.1f} | {(here + there) / wall:.2f} | {alone:.1f}"
+        print(f"| {workers} | {wall:.1f} ({ends}) | {spent} | {first / alone:.2f} |")
 
 
 if __name__ == "__main__":

@@ -159,7 +159,7 @@ class ProcessEngine:
             client=name, step=step, clock=request.clock, model=None if model is None else tuple(model),
             state=tuple(state), inbox={slot: tuple(artifact.tensors()) for slot, artifact in inbox.items()},
         )  # fmt: skip
-        contents = [list(state_parts(state)), *([artifact.encode()] for artifact in inbox.values())]
+        contents: list[Parts] = [list(state_parts(state)), *([artifact.encode()] for artifact in inbox.values())]
         try:
             _send(worker.connection, task, contents)
             if model is not None:
@@ -319,8 +319,8 @@ def _mapped(file: int) -> bytes:
 def _portable(error: Exception) -> Exception:
     """The exception, or where it cannot travel one that says the same."""
     try:
-        found: Any = ForkingPickler.loads(bytes(ForkingPickler.dumps(error)))
-        if isinstance(found, type(error)) and str(found) == str(error):
+        ForkingPickler.dumps(error)
+        if str(type(error)(*error.args)) == str(error):  # as it is rebuilt at the other end
             return error
     except Exception:  # noqa: BLE001, S110 - whatever a foreign exception's own code raises
         pass
