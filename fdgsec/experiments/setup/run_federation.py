@@ -252,12 +252,14 @@ def federate(request: RunRequest, *, quorum: float = 1.0, workers: int = 1) -> F
 
     With a `quorum` below 1 clients that fail are left out, and named on stderr. More than one of the `workers` are
     processes that share out the clients of a step; the run is the same to the bit."""
-    states = MemoryStates()
+    states, kept = MemoryStates(), request.checkpoints
+    if kept is not None:
+        kept = replace(kept, key=f"{kept.key} {quorum:g}", settings={**kept.settings, "quorum": quorum})
     with limited_threads(request.config.threads), _engine(request, states, quorum < 1, workers) as engine:
         return run_rounds(
             request.method, engine, request.model, RoundSettings.of(request.config),
             defense_stack=request.defense_stack, states=states, quorum=quorum, on_failure=_warn_of_failure,
-            progress=request.progress, checkpoints=request.checkpoints,
+            progress=request.progress, checkpoints=kept,
         )  # fmt: skip
 
 

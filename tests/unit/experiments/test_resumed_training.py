@@ -12,7 +12,7 @@ import pytest
 from fdgsec.defenses.dp_fedavg import DPFedAvg
 from fdgsec.experiments.flower.jobs import FlowerFederation
 from fdgsec.experiments.run_config import RunConfig, train_settings
-from fdgsec.experiments.setup.run_federation import FederationRun, RoundSettings, RunRequest, run_rounds
+from fdgsec.experiments.setup.run_federation import FederationRun, RoundSettings, RunRequest, federate, run_rounds
 from fdgsec.experiments.train import kept_so_far, train
 from fdgsec.federation.checkpoints import UNFINISHED, Checkpoints, rounds_in
 from fdgsec.federation.defense import DefenseStack
@@ -238,6 +238,17 @@ def test_a_disk_that_refuses_costs_the_kept_round_and_not_the_run(tmp_path: Path
 def test_a_server_with_a_key_of_its_own_keeps_no_rounds_and_says_why(tmp_path: Path):
     with pytest.raises(UsageError, match="same noise to another sum; start the run anew"):
         ran(TOYS["styles once"], kept_in(tmp_path), key=new_key())
+
+
+def test_another_quorum_is_another_run(tmp_path: Path):
+    config = replace(settings("fedavg"), rounds=1)
+    request = RunRequest(
+        method=TOYS["styles once"], members=members(4, 5), model=start(), config=config, checkpoints=kept_in(tmp_path)
+    )
+    federate(request)
+
+    with pytest.raises(UsageError, match=r"other settings \(quorum 1.0, not 0.5\)"):
+        federate(request, quorum=0.5)
 
 
 def test_an_unfinished_local_run_is_not_overwritten_by_one_on_flower(tmp_path: Path):
