@@ -9,7 +9,7 @@ ifneq ($(wildcard ../shared/weights),)
 export FDGSEC_WEIGHTS ?= $(abspath ../shared/weights)
 endif
 
-.PHONY: attack test slow mutants lint types mypy pyright docs notebooks clean
+.PHONY: attack test slow engines mutants lint types mypy pyright docs notebooks clean
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -30,6 +30,10 @@ test: $(VENV)/installed
 
 slow: $(VENV)/installed
 	$(BIN)/python -m pytest -n auto -m slow
+
+# as users run it: no variable says how many threads
+engines: $(VENV)/installed
+	env -u OMP_NUM_THREADS $(BIN)/python -m pytest tests/end_to_end/test_threads.py tests/unit/federation/test_engines.py
 
 # hours, and no part of CI: docs/testing.md
 mutants: $(VENV)/installed

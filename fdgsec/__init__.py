@@ -182,10 +182,14 @@ def train(
     preset: str | None = None,
     defenses: "Sequence[str | Defense]" = (),
     seed: int = 0,
+    fresh: bool = False,
     assignments: Sequence[str] = (),
     **settings: "Unpack[Settings]",
 ) -> "AttackReport":
-    """Train a method and return the report with its accuracy on the unseen domain; arguments as in `attack`."""
+    """Train a method and return the report with its accuracy on the unseen domain; arguments as in `attack`.
+
+    With `out`, every round is kept there until the run is written, and the same call goes on after an interruption,
+    unless `fresh`."""
     from fdgsec.experiments.run_config import train_settings
     from fdgsec.experiments.train import train as experiment
     from fdgsec.runtime.progress import NoProgress
@@ -194,7 +198,7 @@ def train(
     given = {"dataset": dataset, "defenses": defenses, "seed": seed, **settings}
     with given_classes("methods", method):
         config = train_settings(method, given, preset=preset, assignments=assignments)
-        return experiment(config, data_root=_path(data_root), out=_path(out), progress=NoProgress())
+        return experiment(config, data_root=_path(data_root), out=_path(out), progress=NoProgress(), fresh=fresh)
 
 
 def bench(

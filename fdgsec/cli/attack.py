@@ -100,7 +100,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would run, and
 
 @o.takes(
     "encoder", "style_size", "backbone", "norm", "pretrained", "partition", "clients", "heterogeneity", "rounds",
-    "target_domain", "per_domain", "image_size", "device",
+    "target_domain", "per_domain", "image_size", "device", "threads",
 )  # fmt: skip
 def command(
     *,

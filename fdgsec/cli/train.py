@@ -1,14 +1,20 @@
 """`fdgsec train`: accuracy on the unseen domain."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fdgsec.cli import options as o
 from fdgsec.cli.run_folders import default_folder
 from fdgsec.runtime.errors import UsageError
-from fdgsec.runtime.progress import progress_bars
+from fdgsec.runtime.progress import progress_bars, warn
+
+if TYPE_CHECKING:
+    from fdgsec.experiments.run_config import RunConfig
 
 Method = Annotated[
     str | None,
@@ -23,13 +29,18 @@ Dataset = Annotated[
     ),
 ]
 Seed = Annotated[int | None, typer.Option("--seed", help="Random seed.", show_default="0")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Start anew where an unfinished run is kept in --out.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Measure a few steps, say what time and disk the run takes, and stop.")
+]
+Workers = Annotated[int, typer.Option("--workers", help="Processes that share out the clients of a step; same result.")]
 Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Train so many seeds, counted from --seed, and average.")]
 
 
 @o.takes(
     "encoder", "style_size", "backbone", "norm", "pretrained", "local", "adapt", "splits", "roles", "partition",
     "clients", "heterogeneity", "rounds", "participation", "target_domain", "validation_domain", "per_domain",
-    "per_class", "image_size", "device", "keep",
+    "per_class", "image_size", "device", "threads", "keep",
 )  # fmt: skip
 def command(
     *,
@@ -52,8 +63,11 @@ def command(
     ca: o.Ca = None,
     insecure: o.Insecure = False,
     quorum: o.Quorum = 1.0,
+    workers: Workers = 1,
     client_timeout: o.ClientTimeout = 600.0,
     wait: o.Wait = 300.0,
+    fresh: Fresh = False,
+    dry_run: DryRun = False,
     out: o.Out = None,
     as_json: o.AsJson = False,
 ) -> int:
@@ -77,10 +91,19 @@ def command(
         {**given, **told}, preset=preset or (None if config_file is None else str(config_file)),
         assignments=(*o.shortcuts(lr, epochs, batch_size), *(set_ or ())),
     )  # fmt: skip
+    if dry_run:
+        return _estimated(config, data_root=data_root, seeds=seeds, as_json=as_json)
     seed, name = config.seed, f"train-{config.method_name}-{config.dataset}-seed{config.seed}"
     folder = out or default_folder(name, config, seeds, engine, data_root)
     engine_choice = EngineChoice(
-        engine=engine, federation=federation, ca=ca, insecure=insecure, quorum=quorum, timeout=client_timeout, wait=wait
+        engine=engine,
+        federation=federation,
+        ca=ca,
+        insecure=insecure,
+        quorum=quorum,
+        timeout=client_timeout,
+        wait=wait,
+        workers=workers,
     )
     if engine == "flower":
         if seeds > 1 or given["clients"] is None:
@@ -96,12 +119,44 @@ def command(
         return 0
     runner = federation_of(engine_choice, purpose="train", data_root=data_root)
     if seeds > 1:
-        with progress_bars() as progress:
-            chosen = range(seed, seed + seeds)
-            found = train_seeds(config, chosen, data_root=data_root, out=folder, progress=progress, federation=runner)
+        chosen = range(seed, seed + seeds)
+        with progress_bars() as progress, _told_when_interrupted(folder):
+            found = train_seeds(
+                config, chosen, data_root=data_root, out=folder, progress=progress, federation=runner, fresh=fresh
+            )
         print_seeds(found, as_json=as_json, out=folder)
         return 0
-    with progress_bars() as progress:
-        report = experiment.train(config, data_root=data_root, out=folder, progress=progress, federation=runner)
+    with progress_bars() as progress, _told_when_interrupted(folder):
+        report = experiment.train(
+            config, data_root=data_root, out=folder, progress=progress, federation=runner, fresh=fresh
+        )
     print_report(report, as_json=as_json, out=folder)
     return 0
+
+
+def _estimated(config: "RunConfig", *, data_root: Path | None, seeds: int, as_json: bool) -> int:
+    """Print what the run would take, measured in this process."""
+    from fdgsec.experiments.training_estimate import estimate
+
+    with progress_bars() as progress:
+        found = estimate(config, data_root=data_root, progress=progress)
+    if as_json:
+        print(json.dumps({**found.document(), "seeds": seeds}, indent=1))
+        return 0
+    for line in found.lines():
+        print(line)
+    if seeds > 1:
+        print(f"{seeds} seeds take as much each")
+    return 0
+
+
+@contextmanager
+def _told_when_interrupted(folder: Path) -> Iterator[None]:
+    """On Ctrl-C say what is kept, and how to go on."""
+    from fdgsec.experiments.train import kept_so_far
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        warn(kept_so_far(folder))
+        raise

@@ -5,24 +5,28 @@ import hashlib
 import json
 import tomllib
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fdgsec.federation.defense import Defense
 from fdgsec.federation.method import Method
 from fdgsec.runtime.errors import UsageError, unknown_name
 from fdgsec.runtime.registry import Target, name_of, names, resolve, target_named, targets
+from fdgsec.runtime.threads import THREADS, limited_threads
 from fdgsec.threats.attack import Attack
 
 T = TypeVar("T")
+P = ParamSpec("P")
 Profile = Literal["quick", "full"]
 Keep = Literal["artifacts", "models=last", "models=all"]
 
 LATER: Mapping[str, object] = {
     "roles": "none", "auxiliary": None, "validation_share": 0.1, "source_test_share": 0.0, "target_share": 1.0,
+    "threads": THREADS,
 }  # fmt: skip
 """Settings younger than stored tables, with the value under which a run is what it was without them."""
 
@@ -39,7 +43,8 @@ class RunConfig:
     say all that themselves);
     `roles` whether `train` keeps held-out and auxiliary images from its clients, as `attack` always does; `auxiliary`
     is the number of auxiliary images of each source domain, or "all" that clients and non-members can do without, in
-    place of 15%; `rounds` 0 exchanges artifacts and trains nothing."""
+    place of 15%; `rounds` 0 exchanges artifacts and trains nothing; `threads` is the number of threads of all
+    computations, on every engine."""
 
     method: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -80,6 +85,7 @@ class RunConfig:
     delta: float = 1e-5
     keep: Keep = "artifacts"
     device: str = "auto"
+    threads: int = THREADS
 
     @property
     def method_name(self) -> str:
@@ -102,6 +108,17 @@ class RunConfig:
         """The hash of the settings; one that came later counts where it is not as it was before (see LATER)."""
         told = {name: value for name, value in self.document().items() if name not in LATER or value != LATER[name]}
         return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def on_stated_threads(verb: Callable[Concatenate[RunConfig, P], T]) -> Callable[Concatenate[RunConfig, P], T]:
+    """Make a function of a run's settings compute on the number of threads that they state."""
+
+    @wraps(verb)
+    def limited(config: RunConfig, /, *given: P.args, **named: P.kwargs) -> T:
+        with limited_threads(config.threads):
+            return verb(config, *given, **named)
+
+    return limited
 
 
 def parse_value(text: str) -> Any:

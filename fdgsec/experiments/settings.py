@@ -54,6 +54,7 @@ class Settings(TypedDict, total=False):
     per_class: Annotated[int, Option(help="Maximum number of images per class in each domain.", least=1)]
     image_size: Annotated[int, Option(help="Image side in pixels; default: the dataset's.", least=16)]
     device: Annotated[str, Option(help="Device for training: auto, cpu or cuda.")]
+    threads: Annotated[int, Option(help="Threads of all computations; results depend on it. Default: 1.", least=1)]
     keep: Annotated[
         Literal["artifacts", "models=last", "models=all"],
         Option(help="Payloads stored in the transcript: artifacts, models=last (round) or models=all."),

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from fdgsec.data.partition import split_validation
 from fdgsec.experiments.report.accuracy import accuracy_document, adapted_document, steps_document
 from fdgsec.experiments.report.html import render
 from fdgsec.experiments.report.schema import AttackReport
-from fdgsec.experiments.run_config import RunConfig
+from fdgsec.experiments.run_config import RunConfig, on_stated_threads
 from fdgsec.experiments.setup.defenses import defense_documents, defense_stack_of
 from fdgsec.experiments.setup.required_weights import check_weights
 from fdgsec.experiments.setup.run_federation import Federation, FederationRun, RunRequest, federate
@@ -28,12 +29,15 @@ from fdgsec.experiments.setup.run_inputs import (
     roles_of,
     with_validation,
 )
+from fdgsec.federation.checkpoints import UNFINISHED, Checkpoints, rounds_in, size_of
 from fdgsec.federation.method import Client, GlobalModel
-from fdgsec.federation.run_folder import check_replaceable, environment, new_folder
+from fdgsec.federation.run_folder import check_replaceable, environment, new_folder, run_key
+from fdgsec.nn.styles.image_styles import encoder_named
 from fdgsec.nn.training.test_time_adaptation import Tent, adaptation_named, prepare_for_tent
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.progress import Progressive
 from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.registry import foreign_code
 
 MODEL = "model.safetensors"
 """The kept model's file in a run's folder."""
@@ -144,6 +148,7 @@ def unseen_images(world: World, config: RunConfig) -> DomainDataset:
     return unseen.subset(named) if config.splits == "official" and named.any() else unseen
 
 
+@on_stated_threads
 def train(
     config: RunConfig,
     *,
@@ -151,25 +156,22 @@ def train(
     out: Path | None,
     progress: Progressive,
     federation: Federation = federate,
+    fresh: bool = False,
 ) -> AttackReport:
     """Train `config.method` and return the report (without attacks); with `out`, also write the run directory.
 
-    `federation` runs the rounds: in this process, or on an engine whose clients have the same images."""
+    `federation` runs the rounds: in this process, or on an engine whose clients have the same images. In this process
+    every round is kept under `out` until the run is written, and an interrupted run goes on there, unless `fresh`.
+    Raises UsageError where `out` holds an unfinished run with other settings."""
     started = time.monotonic()
     if out is not None:
         check_replaceable(out)
-    method = method_of(config)
-    check_weights(config)
-    world = load_world(config, data_root=data_root, progress=progress)
-    clients, validation = split_sources(world, config)
+    world, request, validation = training_inputs(config, data_root=data_root, progress=progress)
     unseen = unseen_images(world, config)
-    method.check(len(clients))
-    defense_stack = defense_stack_of(config, method)
-    model = model_of(config, method, len(world.dataset.class_names))
-    adaptation = _adaptation(config, model)
-    trained = federation(RunRequest(
-        method=method, members=clients, model=model, config=config, defense_stack=defense_stack, progress=progress
-    ))  # fmt: skip
+    adaptation = _adaptation(config, request.initial)
+    if out is not None:
+        request = replace(request, checkpoints=_checkpoints(out, world, request, fresh=fresh))
+    trained = federation(request)
     accuracy: dict[str, object] | None = None
     if config.rounds:
         measured = accuracy_document(trained.final, unseen, validation, second=world.second())
@@ -179,11 +181,59 @@ def train(
         if adaptation is not None:
             adapted = adapted_document(trained.final, unseen, adaptation, seed=config.seed)
             accuracy |= {"adapted": {"adaptation": config.adapt, **adapted}}
-    roles = {**_counts(clients, unseen, world.target_name), **_aside(world, config)}
+    roles = {**_counts(request.members, unseen, world.target_name), **_aside(world, config)}
     report = report_of(trained, config, dataset_document(world.dataset, roles), accuracy, started)
     if out is not None:
         write_run(report, trained, config, out)
     return report
+
+
+def training_inputs(
+    config: RunConfig, *, data_root: Path | None, progress: Progressive
+) -> tuple[World, RunRequest, dict[str, DomainDataset]]:
+    """The data of a training run, the federation to run, and per domain the images for accuracy on the sources."""
+    method = method_of(config)
+    check_weights(config)
+    world = load_world(config, data_root=data_root, progress=progress)
+    clients, validation = split_sources(world, config)
+    method.check(len(clients))
+    defense_stack = defense_stack_of(config, method)
+    model = model_of(config, method, len(world.dataset.class_names))
+    request = RunRequest(
+        method=method, members=clients, model=model, config=config, defense_stack=defense_stack, progress=progress
+    )
+    return world, request, validation
+
+
+def _checkpoints(out: Path, world: World, request: RunRequest, *, fresh: bool) -> Checkpoints | None:
+    """Where the rounds of a run are kept until it is written; None for code that has no source to tell it by.
+
+    The key holds everything that decides the run's bytes, the code of plug-ins by their modules."""
+    config, model = request.config, request.initial
+    foreign = [code for each in (request.method, *config.defenses) for code in foreign_code(each)]
+    if not config.rounds or None in foreign:
+        return None
+    device = torch.cuda.get_device_name() if model.blueprint.device == "cuda" else model.blueprint.device
+    encoders = {config.encoder} if "encoder" in options_of(config.method) else set[str]()
+    key = run_key(
+        config.sha256, world.dataset.content_sha256, model.state.sha256, device, *(code or "" for code in foreign),
+        *(encoder_named(name).fingerprint for name in encoders),
+    )  # fmt: skip
+    checkpoints = Checkpoints(folder=out / UNFINISHED, key=key, settings=config.document())
+    if fresh:
+        checkpoints.clear()
+    return checkpoints
+
+
+def kept_so_far(out: Path) -> str:
+    """Say, for a run that was interrupted, what is kept under `out` and how to go on."""
+    kept = [
+        f"{folder} ({size_of(folder) / 2**20:.1f} MB) after round {rounds_in(folder)[-1]}"
+        for folder in sorted(out.rglob(UNFINISHED)) if rounds_in(folder)
+    ]  # fmt: skip
+    if not kept:
+        return "no round was finished, and nothing is kept"
+    return f"kept in {', '.join(kept)}; the same command goes on there, --fresh starts anew"
 
 
 def report_of(

@@ -42,6 +42,20 @@ class RoundReport:
     server: State
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LoopState:
+    """What the loop carries from one round to the next, `round`.
+
+    `names` are the clients that are still in the run, `inboxes` what they received where sharing happens once. Random
+    streams are named by the round, so that nothing of them is carried."""
+
+    round: int
+    names: tuple[str, ...]
+    model: GlobalModel | None
+    server: State = field(default_factory=dict)
+    inboxes: Mapping[str, Inbox] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RoundLoop:
     """The server's side of the round loop, independent of the engine.
@@ -50,7 +64,8 @@ class RoundLoop:
     run. Below it a client that fails is left out of the rest of the round, and of the run where it never shared
     what is shared once; the round continues with the others. Replies are then checked
     (fdgsec.federation.reply_checks) before any part of them is recorded; with `checked` this is also done at 1. The
-    server's own draws come from `key`. `failures` keeps every failure, and `on_failure` is called at once."""
+    server's own draws come from `key`. `failures` keeps every failure, and `on_failure` is called at once. `on_state`
+    gets what the next round starts from, after every round that trains."""
 
     method: Method
     engine: Engine
@@ -62,12 +77,14 @@ class RoundLoop:
     quorum: float = 1.0
     checked: bool = False
     on_failure: Callable[[Failure], None] | None = None
+    on_state: Callable[[LoopState], None] | None = None
     failures: list[Failure] = field(default_factory=list)
 
-    def run(self, model: GlobalModel | None) -> GlobalModel | None:
+    def run(self, model: GlobalModel | None, *, start: LoopState | None = None) -> GlobalModel | None:
         """Run `rounds` rounds and give the final model; rounds = 0 exchanges artifacts and trains nothing.
 
-        Raises UsageError for options that the clients cannot meet, ClientFailedError where too few clients are left."""
+        With `start`, go on from there. Raises UsageError for options that the clients cannot meet, ClientFailedError
+        where too few clients are left."""
         if self.rounds < 0 or not 0 < self.participation <= 1:
             raise UsageError(
                 f"rounds must be at least 0 and participation in (0, 1]; got {self.rounds} and {self.participation}."
@@ -78,21 +95,29 @@ class RoundLoop:
         self.method.check(len(names))
         if self.rounds and model is None:
             raise UsageError("training needs a model; none was given.")
-        server: State = {}
-        inboxes: Mapping[str, Inbox] = {}
-        for number in range(max(self.rounds, 1)):
-            if self.method.shares == "once" and number == 0:
-                everyone = RoundParticipation.of(Clock(round=0, rounds=self.rounds, participants=names))
-                inboxes, server, everyone = self._exchange(everyone, {}, server)
-                names = everyone.present  # a client that sent nothing has received nothing to train with
-            clock = Clock(round=number, rounds=self.rounds, participants=self._participants([*names], number))
-            received = self._models(clock, model) if self.rounds or self.method.shares == "every" else {}
-            attendance = RoundParticipation.of(clock)
-            if self.method.shares == "every":
-                inboxes, server, attendance = self._exchange(attendance, received, server)
-            if self.rounds and model is not None:
-                model, server = self._train(attendance, model, received, inboxes, server)
-        return model
+        state = start or LoopState(round=0, names=names, model=model)
+        while state.round < max(self.rounds, 1):
+            state = self._round(state)
+            if self.rounds and self.on_state is not None:
+                self.on_state(state)
+        return state.model
+
+    def _round(self, state: LoopState) -> LoopState:
+        """Run the next round."""
+        number, names, model, server, inboxes = state.round, state.names, state.model, state.server, state.inboxes
+        if self.method.shares == "once" and number == 0:
+            everyone = RoundParticipation.of(Clock(round=0, rounds=self.rounds, participants=names))
+            inboxes, server, everyone = self._exchange(everyone, {}, server)
+            names = everyone.present  # a client that sent nothing has received nothing to train with
+        clock = Clock(round=number, rounds=self.rounds, participants=self._participants([*names], number))
+        received = self._models(clock, model) if self.rounds or self.method.shares == "every" else {}
+        attendance = RoundParticipation.of(clock)
+        if self.method.shares == "every":
+            inboxes, server, attendance = self._exchange(attendance, received, server)
+        if self.rounds and model is not None:
+            model, server = self._train(attendance, model, received, inboxes, server)
+        kept = inboxes if self.method.shares == "once" else {}
+        return LoopState(round=number + 1, names=names, model=model, server=server, inboxes=kept)
 
     def _participants(self, names: list[str], number: int) -> tuple[str, ...]:
         count = max(int(self.participation * len(names) + 1e-9), 1)  # 0.29 of 100 clients are 29, not 28

@@ -23,7 +23,7 @@ from fdgsec.runtime.invocation import command_line
 from fdgsec.runtime.source_hash import source_sha256
 from fdgsec.runtime.version import __version__
 
-MARKS = ("report.json", "transcript.jsonl", "sweep.json", "audit.json")
+MARKS = ("report.json", "transcript.jsonl", "sweep.json", "audit.json", "unfinished/run.json")
 """Files that mark a folder as written by fdgsec, which may then replace it."""
 VERSIONED = ("torchvision", "numpy", "scipy", "scikit-learn")
 """Packages beside torch whose versions decide numbers: transforms, random draws, tests and fits."""

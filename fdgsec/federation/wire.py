@@ -118,11 +118,13 @@ class Transcript:
 
     rows: list[Row] = field(default_factory=list)
     payloads: dict[str, Artifact] = field(default_factory=dict)
+    _latest: tuple[Artifact, str] | None = field(default=None, repr=False, compare=False)
 
     def append(self, message: Message, *, keep: bool = True) -> None:
         """Record `message`; without `keep` only its size and hash are stored."""
-        encoded = message.artifact.encode()
-        digest = hashlib.sha256(encoded).hexdigest()
+        if self._latest is None or self._latest[0] is not message.artifact:  # a broadcast is encoded once
+            self._latest = (message.artifact, message.artifact.sha256)
+        digest = self._latest[1]
         row = (
             message.round,
             message.stage,

@@ -1,5 +1,8 @@
 """Registry of names for methods, attacks, defenses and targets: literal dicts, plus entry points of plug-ins."""
 
+import hashlib
+import inspect
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -233,6 +236,28 @@ def is_bundled(thing: object) -> bool:
     return type(thing).__module__.partition(".")[0] == "fdgsec" and all(
         is_bundled(getattr(thing, spec.name)) for spec in fields(thing)
     )
+
+
+def foreign_code(thing: object) -> list[str | None]:
+    """Hashes of the modules of an object and of its options that are not fdgsec's; None for one without a source file.
+
+    What such a module imports is not covered."""
+    if isinstance(thing, str):
+        return [] if is_bundled(thing) else foreign_code(resolve("methods", thing))
+    cls = thing if isinstance(thing, type) else type(thing)
+    if not is_dataclass(cls):
+        return []
+    options = [] if thing is cls else [getattr(thing, spec.name) for spec in fields(cls)]
+    return _code_of(cls) + [code for option in options for code in foreign_code(option)]
+
+
+def _code_of(cls: type) -> list[str | None]:
+    if cls.__module__.partition(".")[0] == "fdgsec":
+        return []
+    try:
+        return [hashlib.sha256(inspect.getsource(sys.modules[cls.__module__]).encode()).hexdigest()]
+    except (OSError, TypeError, KeyError):
+        return [None]
 
 
 def targets() -> Mapping[str, Target]:

@@ -50,6 +50,46 @@ def test_the_model_stays_in_the_runs_folder(tmp_path: Path):
     assert all(torch.isfinite(value).all() for value in kept.tensors().values())
 
 
+def test_a_dry_run_measures_and_writes_nothing_and_its_bytes_are_those_of_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    options = ["train", *SMALL, "--rounds", "2", "--method", "ccst", "--device", "cpu"]
+    assert main([*options, "--dry-run", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert list(tmp_path.iterdir()) == []
+
+    assert main([*options, "--out", "run"]) == 0
+    written = sum(
+        path.stat().st_size for path in Path("run").rglob("*") if path.is_file() and "report" not in path.name
+    )
+    assert told["bytes_run"] == pytest.approx(written, rel=0.25)  # settings and curve are not counted
+    assert told["bytes_kept"] > told["bytes_run"]
+    assert told["seconds"] == pytest.approx(told["seconds_first"] + told["seconds_round"])
+    assert told["seconds_round"] > 0
+
+
+def test_two_workers_train_the_same_run_and_go_with_the_local_engine_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    options = ["train", *SMALL, "--device", "cpu"]
+    assert main([*options, "--out", str(tmp_path / "one")]) == 0
+    assert main([*options, "--workers", "2", "--out", str(tmp_path / "two")]) == 0
+    for name in ("transcript.jsonl", "model.safetensors", "curve.json", "config.json"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+    assert main([*options, "--workers", "2", "--engine", "flower-sim"]) == 2
+    assert main([*options, "--workers", "2", "--threads", "2", "--out", str(tmp_path / "three")]) == 2
+    told = capsys.readouterr().err
+    assert "--workers must be at least 1, and goes with --engine local" in told
+    assert "--workers forks processes of one thread each" in told
+
+
+def test_a_dry_run_without_rounds_is_refused(capsys: pytest.CaptureFixture[str]):
+    assert main(["train", *SMALL[:-1], "0", "--dry-run"]) == 2
+    assert "this run has none" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

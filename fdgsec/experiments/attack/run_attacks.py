@@ -33,7 +33,7 @@ from fdgsec.experiments.attack.unread_releases import unread_kinds
 from fdgsec.experiments.report.accuracy import accuracy_document
 from fdgsec.experiments.report.html import render
 from fdgsec.experiments.report.schema import AttackReport, AttackResult
-from fdgsec.experiments.run_config import Keep, RunConfig
+from fdgsec.experiments.run_config import Keep, RunConfig, on_stated_threads
 from fdgsec.experiments.setup.defenses import defense_documents, defense_stack_of
 from fdgsec.experiments.setup.run_federation import Federation, FederationRun, RunRequest, federate, observe
 from fdgsec.experiments.setup.run_inputs import (
@@ -103,6 +103,7 @@ class EngineMismatchError(FdgsecError):
     """A federation on another engine wrote a different transcript than this process with the same settings (exit 1)."""
 
 
+@on_stated_threads
 def attack(
     config: RunConfig,
     *,
@@ -366,6 +367,7 @@ def check_attacks(config: RunConfig) -> None:
             raise UsageError(f"attack {attack.name} cannot run on {config.target}: {reason}.")
 
 
+@on_stated_threads
 def dry_run(config: RunConfig, *, data_root: Path | None, progress: Progressive) -> list[tuple[str, str]]:
     """Each attack and whether it would run, or the reason why not, decided as in the run: data are loaded.
 

@@ -36,6 +36,7 @@ from fdgsec.federation.run_folder import check_replaceable, code_sha256, environ
 from fdgsec.runtime.errors import UsageError, unknown_name
 from fdgsec.runtime.progress import Progressive
 from fdgsec.runtime.registry import Target, resolve, target_named, targets
+from fdgsec.runtime.threads import limited_threads
 from fdgsec.threats.attack import Attack
 
 
@@ -70,14 +71,15 @@ def attack_recorded(
     record = read_record(request.run)
     config = settings_for(record, request)
     attacks = attacks_of(config)
-    recorded = reconstruct_run(record, config, data_root=data_root, progress=progress)
-    model = _shared_model(recorded)
-    style_view = prepare_style_view(config, recorded.world, recorded.method, model, fresh=fresh, progress=progress)
-    setting, notes = _attack_setting(recorded, request, model, style_view, progress=progress)
-    outcomes = run_attacks(attacks, setting, progress)
-    report = _report(recorded, setting, started=started, notes=notes)
-    side = recorded.world.dataset.image_size[0]
-    results = target_controlled(corrected(outcomes), config, progress, image_size=side)
+    with limited_threads(config.threads):
+        recorded = reconstruct_run(record, config, data_root=data_root, progress=progress)
+        model = _shared_model(recorded)
+        style_view = prepare_style_view(config, recorded.world, recorded.method, model, fresh=fresh, progress=progress)
+        setting, notes = _attack_setting(recorded, request, model, style_view, progress=progress)
+        outcomes = run_attacks(attacks, setting, progress)
+        report = _report(recorded, setting, started=started, notes=notes)
+        side = recorded.world.dataset.image_size[0]
+        results = target_controlled(corrected(outcomes), config, progress, image_size=side)
     unread = unread_kinds(record.transcript, setting.adversary, attacks, results)
     report = replace(report, attacks=results, unread_kinds=unread, seconds=time.monotonic() - started)
     if out is not None:
@@ -94,14 +96,15 @@ def dry_run_recorded(
     record = read_record(request.run)
     config = settings_for(record, request)
     attacks = attacks_of(config)
-    recorded = reconstruct_run(record, config, data_root=data_root, progress=progress)
-    model = _shared_model(recorded)
-    style_view = StyleView.of(config, recorded.world.dataset, recorded.method, model)
-    setting, _ = _attack_setting(recorded, request, model, style_view, progress=progress)
+    with limited_threads(config.threads):
+        recorded = reconstruct_run(record, config, data_root=data_root, progress=progress)
+        model = _shared_model(recorded)
+        style_view = StyleView.of(config, recorded.world.dataset, recorded.method, model)
+        setting, _ = _attack_setting(recorded, request, model, style_view, progress=progress)
+        planned = planned_rows(attacks, setting)
     lacking = {attack.name: models_not_kept(attack, config.keep) for attack in attacks}
     return config, [
-        (name, f"in part: {lacking[name]}" if said == "runs" and lacking[name] else said)
-        for name, said in planned_rows(attacks, setting)
+        (name, f"in part: {lacking[name]}" if said == "runs" and lacking[name] else said) for name, said in planned
     ]
 
 

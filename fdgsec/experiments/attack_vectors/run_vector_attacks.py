@@ -44,6 +44,7 @@ from fdgsec.nn.styles.channel_statistics import Moments
 from fdgsec.nn.styles.image_styles import encoder_named, statistics
 from fdgsec.runtime.errors import UsageError, unknown_name
 from fdgsec.runtime.progress import Progressive
+from fdgsec.runtime.threads import THREADS, limited_threads
 from fdgsec.threats.adversary import ADVERSARIES, Knowledge, Statistics
 from fdgsec.threats.attack import Answers, Attack, Case, ReadsVectors, TargetFacts, Truth
 from fdgsec.threats.judging.judge import Judge
@@ -66,6 +67,7 @@ class JudgeWithoutTruth(Judge):
         ]
 
 
+@limited_threads(THREADS)
 def attack_vectors(
     request: VectorsRequest, *, data_root: Path | None, out: Path | None, progress: Progressive
 ) -> AttackReport:

@@ -23,7 +23,7 @@ from fdgsec.experiments.audit.noise_checks import NoiseChecks, check_messages, c
 from fdgsec.experiments.audit.noise_scale import CONFIDENCE, SmallTraining
 from fdgsec.experiments.audit.noise_within import DRAWS, alike
 from fdgsec.experiments.audit.one_run import Canaries, GradientCanaries, MislabelledCanaries, audited, smooth
-from fdgsec.experiments.run_config import RunConfig, attack_settings, defense_text, target_method
+from fdgsec.experiments.run_config import RunConfig, attack_settings, defense_text, on_stated_threads, target_method
 from fdgsec.experiments.setup.defenses import defense_documents, defense_stack_of
 from fdgsec.experiments.setup.guarantees import attributed
 from fdgsec.experiments.setup.run_inputs import (
@@ -137,6 +137,7 @@ def audit_settings(
     return attack_settings(target, {**usual, **chosen}, assignments=assignments)
 
 
+@on_stated_threads
 def audit(
     config: RunConfig, plan: AuditPlan, *, data_root: Path | None, out: Path | None, progress: Progressive
 ) -> dict[str, Any]:

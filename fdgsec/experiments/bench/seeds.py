@@ -25,8 +25,11 @@ def train_seeds(
     out: Path | None,
     progress: Progressive,
     federation: Federation = federate,
+    fresh: bool = False,
 ) -> dict[str, object]:
     """Train once per seed (`out`/seed0, ...) and give the summary, written as `out`/seeds.json.
+
+    A seed that was interrupted goes on at the round that was kept, unless `fresh`; finished seeds are trained again.
 
     Raises UsageError for fewer than two seeds, a seed named twice, or no rounds."""
     if len(seeds) < 2 or len(set(seeds)) != len(seeds) or not config.rounds:
@@ -36,7 +39,9 @@ def train_seeds(
         progress.update("seeds", number, len(seeds))
         folder = None if out is None else out / f"seed{seed}"
         again = replace(config, seed=seed)
-        reports.append(train(again, data_root=data_root, out=folder, progress=progress, federation=federation))
+        reports.append(
+            train(again, data_root=data_root, out=folder, progress=progress, federation=federation, fresh=fresh)
+        )
     found = {"schema": 1, "method": config.method, "dataset": config.dataset, "seeds": list(seeds), **_means(reports)}
     if out is not None:
         write_atomic(out / "seeds.json", json.dumps(found, indent=1) + "\n")

@@ -10,7 +10,7 @@ from typing import Any
 from fdgsec.experiments.attack.run_attacks import attack
 from fdgsec.experiments.claims.catalogue import Claim, Probe, ledger_run
 from fdgsec.experiments.claims.fixed_inputs import inputs_of
-from fdgsec.experiments.run_config import RunConfig, attack_settings, merged
+from fdgsec.experiments.run_config import RunConfig, attack_settings, merged, on_stated_threads
 from fdgsec.experiments.setup.run_inputs import load_world
 from fdgsec.federation.run_folder import run_key
 from fdgsec.nn.styles.image_styles import prepare_statistics
@@ -129,7 +129,7 @@ def measure(
 
 
 def _prepare(runs: Sequence[RunConfig], *, data_root: Path | None, progress: Progressive) -> None:
-    """Compute and store each encoder's statistics of all images once, with all threads, before workers need them."""
+    """Compute and store each encoder's statistics of all images once, on their threads, before workers need them."""
     prepared = set[tuple[object, ...]]()
     for config in runs:
         needed = (config.encoder, config.image_size, config.per_domain, config.per_class, config.style_size)
@@ -137,13 +137,18 @@ def _prepare(runs: Sequence[RunConfig], *, data_root: Path | None, progress: Pro
             continue
         prepared.add(needed)
         try:
-            dataset = load_world(config, data_root=data_root, progress=progress).dataset
-            prepare_statistics(
-                config.encoder, dataset, reuse=True, size=config.style_size,
-                progress=partial(progress.update, f"style statistics, {config.encoder}"),
-            )  # fmt: skip
+            _prepare_one(config, data_root=data_root, progress=progress)
         except MissingResourceError:
             continue  # the run itself says what is missing
+
+
+@on_stated_threads
+def _prepare_one(config: RunConfig, *, data_root: Path | None, progress: Progressive) -> None:
+    dataset = load_world(config, data_root=data_root, progress=progress).dataset
+    prepare_statistics(
+        config.encoder, dataset, reuse=True, size=config.style_size,
+        progress=partial(progress.update, f"style statistics, {config.encoder}"),
+    )  # fmt: skip
 
 
 def _report(

@@ -47,6 +47,7 @@ from fdgsec.federation.run_folder import code_sha256
 from fdgsec.runtime.errors import DataError, FdgsecError, UsageError
 from fdgsec.runtime.progress import NoProgress
 from fdgsec.runtime.secret_streams import new_key
+from fdgsec.runtime.threads import limited_threads
 from fdgsec.runtime.version import __version__
 
 SIMULATION = "FDGSEC_SIMULATION"
@@ -70,7 +71,9 @@ def _serve(grid: Grid, context: Context) -> None:
     status = Status(folder=folder)
     status.note(status="running")
     try:
-        _run_job(Job.read(folder), grid, folder, status)
+        job = Job.read(folder)
+        with limited_threads(job.config.threads):
+            _run_job(job, grid, folder, status)
     except FdgsecError as error:
         status.note(status="failed", exit_code=error.exit_code, error=printable(str(error), LONGEST_ERROR))
         raise
@@ -191,7 +194,8 @@ def _member(settings: str, node: NodeConfig) -> Member:
     covered = any(mechanism_on(defense_of(text)) for text in node.required)
     if node.secret != FROM_SEED:
         defense_stack = replace(defense_stack, key=noise_key(node.state, key_in(Path(node.secret))))
-    local, classes = _local_client(purpose, config, node)
+    with limited_threads(config.threads):
+        local, classes = _local_client(purpose, config, node)
     sizes = (
         (0, 0)
         if defense_stack.defenses
@@ -199,7 +203,7 @@ def _member(settings: str, node: NodeConfig) -> Member:
     )
     introduction = Introduction(  # with a defense, sizes are not reported
         name=local.name, clients=node.clients, training=sizes[0], validation=sizes[1], classes=classes,
-        fdgsec=__version__, code_sha256=code_sha256(), torch=torch.__version__, threads=torch.get_num_threads(),
+        fdgsec=__version__, code_sha256=code_sha256(), torch=torch.__version__, threads=config.threads,
         reproducible=node.secret == FROM_SEED,
     )  # fmt: skip
     step_limits = StepLimits(
@@ -207,7 +211,7 @@ def _member(settings: str, node: NodeConfig) -> Member:
     )
     return Member(
         client=local, method=method, defense_stack=defense_stack, blueprint=blueprint_of(config, method, len(classes)),
-        seed=config.seed, folder=node.state, step_limits=step_limits, introduction=introduction,
+        seed=config.seed, threads=config.threads, folder=node.state, step_limits=step_limits, introduction=introduction,
         uncovered=frozenset(node.uncovered) if covered else None,
     )  # fmt: skip
 

@@ -22,7 +22,8 @@ class EngineChoice:
 
     `federation` is a SuperLink's "host:port", `ca` the certificate of its authority; with `insecure` there is no TLS,
     and anyone on the network path can read and change messages. `quorum` is the share of clients that must answer a
-    step, `timeout` the seconds that an answer may take, `wait` the seconds that nodes may take to come online. Raises
+    step, `timeout` the seconds that an answer may take, `wait` the seconds that nodes may take to come online.
+    `workers` is the number of processes that share out the clients of a step, in this process's engine alone. Raises
     UsageError for values out of range."""
 
     engine: str = "local"
@@ -32,6 +33,7 @@ class EngineChoice:
     quorum: float = 1.0
     timeout: float = 600.0
     wait: float = 300.0
+    workers: int = 1
 
     def __post_init__(self) -> None:
         if self.engine not in get_args(EngineName):
@@ -42,6 +44,8 @@ class EngineChoice:
             raise UsageError(
                 f"--client-timeout and --wait are seconds above 0; got {self.timeout:g} and {self.wait:g}."
             )
+        if self.workers < 1 or (self.workers > 1 and self.engine != "local"):
+            raise UsageError(f"--workers must be at least 1, and goes with --engine local; got {self.workers}.")
         host, _, port = self.federation.rpartition(":")
         if not host or not port.isdigit():
             raise UsageError(f"--federation is the server's host:port; got {self.federation!r}.")
@@ -52,7 +56,7 @@ class EngineChoice:
 def federation_of(engine_choice: EngineChoice, *, purpose: Purpose, data_root: Path | None) -> Federation:
     """The federation of the chosen engine. Raises UsageError, and MissingResourceError without Flower."""
     if engine_choice.engine == "local":
-        return partial(federate, quorum=engine_choice.quorum)
+        return partial(federate, quorum=engine_choice.quorum, workers=engine_choice.workers)
     return flower_federation(engine_choice, purpose=purpose, data_root=data_root)
 
 

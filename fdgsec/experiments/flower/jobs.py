@@ -160,7 +160,14 @@ class FlowerFederation:
     deployed: bool = True
 
     def __call__(self, request: RunRequest) -> FederationRun:
-        """Run the request as a job, and return its result. Raises JobFailedError."""
+        """Run the request as a job, and return its result; no round is kept. Raises JobFailedError.
+
+        Raises UsageError where an unfinished run of this process is kept in the place of the result."""
+        if request.checkpoints is not None and request.checkpoints.begun:
+            raise UsageError(
+                f"{request.checkpoints.folder} holds an unfinished run of --engine local; finish it there, give "
+                "another --out, or --fresh to discard it."
+            )
         return self.run(request.method, request.config, clients=len(request.members), progress=request.progress)
 
     def run(self, method: Method, config: RunConfig, *, clients: int, progress: Progressive) -> FederationRun:

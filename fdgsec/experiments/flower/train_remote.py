@@ -13,7 +13,7 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.experiments.flower.jobs import FlowerFederation, classes_of
 from fdgsec.experiments.report.accuracy import accuracy_document
 from fdgsec.experiments.report.schema import AttackReport
-from fdgsec.experiments.run_config import RunConfig
+from fdgsec.experiments.run_config import RunConfig, on_stated_threads
 from fdgsec.experiments.setup.defenses import defense_stack_of
 from fdgsec.experiments.setup.run_inputs import method_of
 from fdgsec.experiments.train import report_of, write_run
@@ -22,6 +22,7 @@ from fdgsec.runtime.errors import DataError, DatasetNotFoundError, UsageError
 from fdgsec.runtime.progress import Progressive
 
 
+@on_stated_threads
 def train_remote(
     config: RunConfig,
     federation: FlowerFederation,

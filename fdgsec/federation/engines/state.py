@@ -3,13 +3,13 @@
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load, load_file
 
 from fdgsec.federation.method import State
 from fdgsec.runtime.cache_files import atomic, write_atomic
@@ -70,7 +70,7 @@ class MemoryStates:
         if version == 0:
             return NEVER
         digest = hashlib.sha256()
-        for part in _parts(self.states[client]):
+        for part in state_parts(self.states[client]):
             digest.update(part)
         return StateMark(version=version, sha256=digest.hexdigest())
 
@@ -138,7 +138,7 @@ class FileStates:
         """Write the next version in one pass, then update the index, then delete all but the newest two."""
         version, digest = self.version(client) + 1, hashlib.sha256()
         with atomic(self._path(client, version), private=True) as temporary, temporary.open("wb") as file:
-            for part in _parts(state):
+            for part in state_parts(state):
                 digest.update(part)
                 file.write(part)
         mark = StateMark(version=version, sha256=digest.hexdigest())
@@ -180,7 +180,7 @@ def check_mark(client: str, found: StateMark, expected: StateMark, *, where: str
     )
 
 
-def _parts(state: State) -> Iterator[bytes | memoryview]:
+def state_parts(state: State) -> Iterator[bytes | memoryview]:
     """Yield a safetensors file of `state` in pieces, tensors as stored in memory; equal states give equal bytes.
 
     Raises TypeError for a dtype that the format does not have."""
@@ -196,3 +196,13 @@ def _parts(state: State) -> Iterator[bytes | memoryview]:
     yield len(encoded).to_bytes(8, "little") + encoded
     for _, value in ordered:
         yield value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def read_parts(content: bytes, order: Sequence[str]) -> State:
+    """Read the bytes of `state_parts` back, the tensors in `order`, which a file does not keep.
+
+    Raises ValueError for other names."""
+    found = load(content)
+    if set(found) != set(order):
+        raise ValueError(f"a state with {len(order)} names came with {len(found)} tensors, or others")
+    return {name: found[name] for name in order}

@@ -44,7 +44,7 @@ class _Table:
         return Moments(count=self.count[rows], mean=self.mean[rows], m2=self.m2[rows])
 
 
-_TABLES: dict[tuple[int, str], _Table] = {}  # memo: (pixel store, encoder) -> statistics; dropped with the store
+_TABLES: dict[tuple[int, str], _Table] = {}  # memo: (pixel store, encoder at size and threads) -> statistics
 
 
 _INTRODUCED: dict[str, StyleEncoder] = {}  # memo: encoders made in this process, whose names carry their fingerprints
@@ -94,7 +94,7 @@ def scaled(images: Tensor, size: int | None) -> Tensor:
 
 
 def _table(dataset: DomainDataset, encoder: StyleEncoder, size: int | None) -> _Table:
-    key = (id(dataset.store), f"{encoder.fingerprint}@{size}")
+    key = (id(dataset.store), f"{encoder.fingerprint}@{size} on {torch.get_num_threads()}")
     if key not in _TABLES:
         images, channels = dataset.store.shape[0], encoder.channels
         _TABLES[key] = _Table(
@@ -132,10 +132,10 @@ def prepare_statistics(
     """Prepare the statistics of all of `dataset`, from disk where `reuse` allows; tell whether they came from there.
 
     Computed statistics are stored for the next run of the same code: fdgsec's networks and data, the encoder's own
-    module, and the version of torch. Without `reuse` they are computed anew."""
+    module, the version of torch, and the number of threads. Without `reuse` they are computed anew."""
     encoder = encoder_named(name)
     computed_by = f"{_code_of(encoder)} {source_sha256('fdgsec.nn')} {source_sha256('fdgsec.data')} {torch.__version__}"
-    key = f"{encoder.fingerprint} {size or 'as is'} {dataset.content_sha256} {computed_by}"
+    key = f"{encoder.fingerprint} {size or 'as is'} {dataset.content_sha256} {computed_by} {torch.get_num_threads()}"
     path = cache_root() / "features" / f"{hashlib.sha256(key.encode()).hexdigest()[:40]}.safetensors"
     if not reuse:
         _table(dataset, encoder, size).known[dataset.rows] = False

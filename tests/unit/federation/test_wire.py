@@ -35,6 +35,24 @@ def exchanged() -> Transcript:
     return carrier.transcript
 
 
+def test_a_broadcast_is_encoded_once_for_all_its_receivers():
+    encoded: list[str] = []
+
+    class Counted(StyleStatistics):
+        def encode(self) -> bytes:
+            encoded.append(self.kind)
+            return super().encode()
+
+    carrier, broadcast = wire(), Counted(mean=torch.ones(2), std=torch.ones(2))
+    for number in range(5):
+        carrier.send(message("server", f"client:{number}", broadcast))
+    assert len(encoded) == 1
+
+    carrier.send(message("server", "client:0", Counted(mean=torch.zeros(2), std=torch.ones(2))))
+    assert len(encoded) == 2
+    assert len({row.sha256 for row in carrier.transcript.rows}) == 2
+
+
 def test_server_sees_every_style_and_a_client_only_its_own_and_the_bank():
     transcript = exchanged()
 

@@ -12,7 +12,7 @@ SWITCHES = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",  # else `uv sync` fetches code at run time
     "FLWR_TRACING_ENABLED": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "OMP_NUM_THREADS": "1",  # one thread everywhere: the same sums in the same order on every engine
+    "OMP_NUM_THREADS": "1",  # until a step takes the number of the run
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",  # seconds; the default of 1 s slows down every step
     "PYTHONUNBUFFERED": "1",
     "SPT_NOENV": "1",  # ray's workers rename themselves, which would overwrite our mark in the environment

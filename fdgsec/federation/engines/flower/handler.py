@@ -32,6 +32,7 @@ from fdgsec.federation.engines.state import FileStates, StateMark, StateMismatch
 from fdgsec.federation.method import Blueprint, Client, GlobalModel, Method, Reply, State, Step, StepRequest
 from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.errors import DataError, FdgsecError
+from fdgsec.runtime.threads import limited_threads
 
 RECORD = "fdgsec-state"
 """The key of the client's state version in Flower's context."""
@@ -41,7 +42,7 @@ SLASH, PATH = r"[/\\]", "(a path of the node)"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Member:
-    """A client with everything that it needs for one run; `folder` holds its state.
+    """A client with everything that it needs for one run; `folder` holds its state, `threads` are those of its steps.
 
     In `uncovered` stages it sends what no mechanism covers; None: in all of them."""
 
@@ -50,6 +51,7 @@ class Member:
     defense_stack: DefenseStack
     blueprint: Blueprint
     seed: int
+    threads: int
     folder: Path
     step_limits: StepLimits
     introduction: Introduction
@@ -125,9 +127,10 @@ def _defended(step: Step, request: StepRequest, member: Member, before: State) -
     Whether a step fails may depend on a single image, and no noise covers it: a server that sends a model which
     overflows on certain images would learn one bit a step."""
     try:
-        reply, state = run_client_step(
-            member.method, member.client, step, request, before, member.seed, member.defense_stack
-        )
+        with limited_threads(member.threads):
+            reply, state = run_client_step(
+                member.method, member.client, step, request, before, member.seed, member.defense_stack
+            )
     except Exception as error:
         if not member.defense_stack.defenses:
             raise

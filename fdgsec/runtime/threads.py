@@ -1,0 +1,43 @@
+"""The number of threads of a computation, stated where it begins.
+
+A sum that is split among threads is taken in another order and differs in its last bits, so a run's bytes would depend
+on the machine's cores. By default libraries take all of them."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fdgsec.runtime.errors import UsageError
+
+THREADS = 1
+"""The default: the same sums on every machine and engine."""
+MOST = 256
+
+_stated: list[tuple[int, int]] = []  # the number in force and how many modules were loaded then, innermost last
+
+
+@contextmanager
+def limited_threads(count: int) -> Iterator[None]:
+    """Compute on `count` threads inside: torch, and what numpy, scipy and scikit-learn call (BLAS, OpenMP).
+
+    Afterwards all numbers are as before. Libraries that are loaded inside are limited by the next call, which costs 20
+    ms after an import and nothing otherwise. Raises UsageError for a number below 1 or above 256."""
+    if isinstance(count, bool) or not 1 <= count <= MOST:
+        raise UsageError(f"threads must be 1 to {MOST}; got {count}.")
+    import torch
+
+    loaded = len(sys.modules)
+    if _stated and _stated[-1] == (count, loaded) and torch.get_num_threads() == count:
+        yield
+        return
+    from threadpoolctl import threadpool_limits
+
+    before = torch.get_num_threads()
+    with threadpool_limits(limits=count):
+        torch.set_num_threads(count)
+        _stated.append((count, len(sys.modules)))
+        try:
+            yield
+        finally:
+            _stated.pop()
+            torch.set_num_threads(before)
