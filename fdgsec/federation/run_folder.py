@@ -15,8 +15,9 @@ from safetensors.torch import load_file, save_file
 from fdgsec.federation.method import State
 from fdgsec.federation.wire import Transcript
 from fdgsec.nn.training.precision import capabilities, table_rows
-from fdgsec.runtime.cache_files import cache_root, draft_of
+from fdgsec.runtime.cache_files import cache_root, collect_drafts, draft_folder, exchange, sync, sync_tree
 from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.file_locks import locked
 from fdgsec.runtime.source_hash import source_sha256
 from fdgsec.runtime.version import __version__
 
@@ -57,7 +58,7 @@ def stored_run(key: str) -> Path:
 
 def save_run(folder: Path, transcript: Transcript, states: Mapping[str, State], facts: Mapping[str, object]) -> None:
     """Store a transcript, the clients' states and plain facts under `folder`, completely or not at all."""
-    with new_folder(folder, private=True) as draft:
+    with new_folder(folder, private=True, synced=False) as draft:
         transcript.save(draft)
         (draft / "states").mkdir()
         for client, state in states.items():
@@ -76,23 +77,49 @@ def load_run(folder: Path) -> tuple[Transcript, dict[str, State], dict[str, obje
 
 
 @contextmanager
-def new_folder(path: Path, *, private: bool = False) -> Iterator[Path]:
-    """Yield a draft folder; it replaces `path` on success and is deleted on failure.
+def new_folder(path: Path, *, private: bool = False, synced: bool = True) -> Iterator[Path]:
+    """Yield a draft folder; it takes the place of `path` in one step on success and is deleted on failure.
 
-    Others may read it as far as the umask allows, unless it is `private`.
-    An existing `path` is replaced only if it is empty or was written by fdgsec (it holds one of MARKS)."""
+    Its content is on the disk before it does, unless it is not `synced`: in the cache, where what was lost is made
+    again. Others may read it as far as the umask allows, unless it is `private`. An existing `path` is replaced only if
+    it is empty or was written by fdgsec (it holds one of MARKS). Raises InUseError where another process writes it."""
     check_replaceable(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = draft_of(path)
-    draft.mkdir(mode=0o700 if private else 0o777)
-    try:
-        yield draft
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise
-    if path.exists():
-        shutil.rmtree(path)
-    draft.rename(path)
+    with locked(path, what="the folder"):
+        _recover(path)
+        collect_drafts(path)
+        with draft_folder(path, private=private) as draft:
+            yield draft
+            if synced:
+                sync_tree(draft)
+            _put_in_place(draft, path)
+            if synced:
+                sync(path.parent)
+
+
+def _put_in_place(draft: Path, path: Path) -> None:
+    """Give `draft` the name `path`, and delete what had it before."""
+    if not path.exists():
+        draft.rename(path)
+    elif exchange(draft, path):
+        shutil.rmtree(draft)
+    else:
+        path.rename(_previous(path))
+        draft.rename(path)
+        shutil.rmtree(_previous(path))
+
+
+def _recover(path: Path) -> None:
+    """Put back what a process that was killed between two renames had moved aside."""
+    aside = _previous(path)
+    if aside.exists():
+        if path.exists():
+            shutil.rmtree(aside)
+        else:
+            aside.rename(path)
+
+
+def _previous(path: Path) -> Path:
+    return path.parent / f".{path.name}.previous"
 
 
 def check_replaceable(path: Path) -> None:
