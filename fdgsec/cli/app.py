@@ -8,7 +8,9 @@ import click
 import typer
 from typer.core import TyperGroup
 
+from fdgsec.runtime.disk_room import system_line
 from fdgsec.runtime.errors import FdgsecError, unknown_name
+from fdgsec.runtime.interruption import Interrupted
 from fdgsec.runtime.version import __version__
 from fdgsec.runtime.worker_processes import keep_freed_memory
 
@@ -74,7 +76,8 @@ def _root(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and give its exit code: 0 done, 1 a run failed, 2 bad input, 3 a resource is missing."""
+    """Run the command line and give its exit code: 0 done, 1 a run failed, 2 bad input, 3 a resource is missing,
+    130 interrupted."""
     if arguments is None:  # a process of its own, not a caller's
         keep_freed_memory()
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -85,8 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.exceptions.NoArgsIsHelpError as error:
         typer.echo(error.ctx.get_help() if error.ctx is not None else error.format_message())
         return 0
-    except (click.Abort, KeyboardInterrupt):
-        return _fail("interrupted", 130)
+    except (click.Abort, KeyboardInterrupt) as error:
+        stop = error.__cause__ if isinstance(error, click.Abort) else error
+        return _fail(f"interrupted: {stop}" if isinstance(stop, Interrupted) else "interrupted", 130)
     except BrokenPipeError:
         return 0
     except Exception as error:
@@ -102,6 +106,8 @@ def _line_and_code(error: Exception) -> tuple[str, int]:
         return error.format_message() + where, 2
     if isinstance(error, FdgsecError):
         return str(error), error.exit_code
+    if refused := system_line(error):
+        return refused, 1
     return f"{type(error).__name__}: {error} (a defect of fdgsec; add --debug for the traceback)", 1
 
 

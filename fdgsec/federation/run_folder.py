@@ -16,6 +16,7 @@ from fdgsec.federation.method import State
 from fdgsec.federation.wire import Transcript
 from fdgsec.nn.training.precision import capabilities, table_rows
 from fdgsec.runtime.cache_files import cache_root, collect_drafts, draft_folder, exchange, sync, sync_tree
+from fdgsec.runtime.disk_room import ROOM, check_room
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.file_locks import locked
 from fdgsec.runtime.source_hash import source_sha256
@@ -56,9 +57,14 @@ def stored_run(key: str) -> Path:
     return cache_root() / "runs" / key
 
 
+def unreported(folder: Path) -> Path:
+    """The mark beside a stored run that no report has been made of it: who goes on with it does not reuse it."""
+    return folder.parent / f"{folder.name}.unreported"
+
+
 def save_run(folder: Path, transcript: Transcript, states: Mapping[str, State], facts: Mapping[str, object]) -> None:
     """Store a transcript, the clients' states and plain facts under `folder`, completely or not at all."""
-    with new_folder(folder, private=True, synced=False) as draft:
+    with new_folder(folder, private=True) as draft:
         transcript.save(draft)
         (draft / "states").mkdir()
         for client, state in states.items():
@@ -77,23 +83,21 @@ def load_run(folder: Path) -> tuple[Transcript, dict[str, State], dict[str, obje
 
 
 @contextmanager
-def new_folder(path: Path, *, private: bool = False, synced: bool = True) -> Iterator[Path]:
+def new_folder(path: Path, *, private: bool = False) -> Iterator[Path]:
     """Yield a draft folder; it takes the place of `path` in one step on success and is deleted on failure.
 
-    Its content is on the disk before it does, unless it is not `synced`: in the cache, where what was lost is made
-    again. Others may read it as far as the umask allows, unless it is `private`. An existing `path` is replaced only if
-    it is empty or was written by fdgsec (it holds one of MARKS). Raises InUseError where another process writes it."""
+    Its content is on the disk before it does. Others may read it as far as the umask allows, unless it is `private`. An
+    existing `path` is replaced only if it is empty or was written by fdgsec (it holds one of MARKS). Raises InUseError
+    where another process writes it."""
     check_replaceable(path)
     with locked(path, what="the folder"):
         _recover(path)
         collect_drafts(path)
         with draft_folder(path, private=private) as draft:
             yield draft
-            if synced:
-                sync_tree(draft)
+            sync_tree(draft)
             _put_in_place(draft, path)
-            if synced:
-                sync(path.parent)
+            sync(path.parent)
 
 
 def _put_in_place(draft: Path, path: Path) -> None:
@@ -120,6 +124,20 @@ def _recover(path: Path) -> None:
 
 def _previous(path: Path) -> Path:
     return path.parent / f".{path.name}.previous"
+
+
+@contextmanager
+def reserved(out: Path | None) -> Iterator[None]:
+    """Hold the folder `out` against other processes of fdgsec during the block, once it and the cache can be written.
+
+    Raises NoRoomError where they cannot, InUseError where another process holds `out`."""
+    check_room(cache_root(), needed=ROOM, option="FDGSEC_CACHE")
+    if out is None:
+        yield
+        return
+    check_room(out.absolute().parent, needed=ROOM, option="--out")
+    with locked(out, what="the folder"):
+        yield
 
 
 def check_replaceable(path: Path) -> None:

@@ -16,6 +16,7 @@ from fdgsec.federation.artifacts import InterpolationStyle
 from fdgsec.federation.malicious_client_protocol import Forges
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.errors import FdgsecError, TooFewImagesError, UnseenError, UsageError
+from fdgsec.runtime.interruption import telling
 from fdgsec.runtime.progress import Progressive
 from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.registry import name_of, names, resolve
@@ -139,14 +140,40 @@ def attacks_of(config: RunConfig) -> list[Attack]:
     return [attack_named(name, config) for name in config.attacks or names("attacks")]
 
 
-def run_attacks(attacks: Sequence[Attack], setting: AttackSetting, progress: Progressive) -> list[Outcome]:
-    """Run the attacks one after the other."""
-    outcomes = []
-    for attack in attacks:
-        progress.update(attack.name, 0, 1)
-        outcomes.append(_run_attack(attack, setting))
-        progress.update(attack.name, 1, 1)
+class FinishedAttacks(Protocol):
+    """The finished attacks that are kept (fdgsec.experiments.attack.kept_outcomes)."""
+
+    def read(self, attack: Attack) -> Outcome | None:
+        """Return how `attack` ended, None where it is not kept."""
+        ...
+
+    def keep(self, attack: Attack, outcome: Outcome) -> bool:
+        """Keep how `attack` ended, and return whether it is kept."""
+        ...
+
+
+def run_attacks(
+    attacks: Sequence[Attack], setting: AttackSetting, progress: Progressive, *, finished: FinishedAttacks | None = None
+) -> list[Outcome]:
+    """Run the attacks one after the other, apart from those that are `finished`, and keep each as it ends.
+
+    An interruption ends with what is kept (fdgsec.runtime.interruption.Interrupted)."""
+    outcomes, kept = list[Outcome](), 0
+    with telling(lambda: _kept_text(kept, len(attacks))):
+        for attack in attacks:
+            progress.update(attack.name, 0, 1)
+            found = None if finished is None else finished.read(attack)
+            outcome = found or _run_attack(attack, setting)
+            kept += found is not None or (finished is not None and finished.keep(attack, outcome))
+            outcomes.append(outcome)
+            progress.update(attack.name, 1, 1)
     return outcomes
+
+
+def _kept_text(kept: int, attacks: int) -> str:
+    if not kept:
+        return f"none of {attacks} attacks is finished and kept; the same command starts with the first attack."
+    return f"{kept} of {attacks} attacks are finished and kept; the same command goes on after them."
 
 
 def corrected(outcomes: Sequence[Outcome]) -> list[AttackResult]:

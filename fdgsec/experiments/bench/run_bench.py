@@ -19,9 +19,10 @@ from fdgsec.experiments.report.schema import AttackReport
 from fdgsec.experiments.run_config import RunConfig
 from fdgsec.experiments.setup.run_inputs import load_world
 from fdgsec.experiments.train import train
-from fdgsec.federation.run_folder import environment
+from fdgsec.federation.run_folder import environment, reserved
 from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.errors import DataError, UsageError, unknown_name
+from fdgsec.runtime.interruption import kept_text, telling
 from fdgsec.runtime.progress import NoProgress, Progressive
 from fdgsec.runtime.worker_processes import computed
 
@@ -70,15 +71,24 @@ def bench(
     Returns the summary. Raises UsageError for unknown arms, domains or seeds, DataError for an invalid results file."""
     table = request.table()
     planned = plan(request, table, data_root=data_root)
-    done = stored(out / RESULTS)
-    missing = [(cell, config) for cell, config in planned if cell.key not in done][:limit]
-    progress.update("cells", 0, len(missing))
-    for number, ((cell, _), row) in enumerate(computed(partial(compute, data_root), missing, workers=workers), 1):
-        done[cell.key] = row
-        write_atomic(out / RESULTS, json.dumps({"schema": SCHEMA, "cells": list(done.values())}, indent=1) + "\n")
-        _write_tables(table, request, planned, done, out)
-        progress.update("cells", number, len(missing))
-    return _write_tables(table, request, planned, done, out)
+    with reserved(out):
+        done = stored(out / RESULTS)
+        missing = [(cell, config) for cell, config in planned if cell.key not in done][:limit]
+        progress.update("cells", 0, len(missing))
+        computing = computed(partial(compute, data_root), missing, workers=workers)
+        with telling(lambda: kept_text(out / RESULTS, _finished(planned, done), len(planned), "cells")):
+            for number, ((cell, _), row) in enumerate(computing, 1):
+                done[cell.key] = row
+                write_atomic(
+                    out / RESULTS, json.dumps({"schema": SCHEMA, "cells": list(done.values())}, indent=1) + "\n"
+                )
+                _write_tables(table, request, planned, done, out)
+                progress.update("cells", number, len(missing))
+        return _write_tables(table, request, planned, done, out)
+
+
+def _finished(planned: Sequence[tuple[Cell, RunConfig]], done: Mapping[str, Mapping[str, Any]]) -> int:
+    return sum(cell.key in done for cell, _ in planned)
 
 
 def plan(request: BenchRequest, table: Protocol, *, data_root: Path | None) -> list[tuple[Cell, RunConfig]]:
