@@ -35,8 +35,19 @@ VERBS: Mapping[str, str] = {
 }
 
 
+class _Stopped(Exception):
+    """Ctrl-C, past typer, which would end the command with 130 and without a word."""
+
+
 class LazyVerbs(TyperGroup):
     """The group of all verbs; a verb's module is imported when the verb is called or its help is listed."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Call the verb. Raises _Stopped where the user interrupts it."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stop:
+            raise _Stopped(f"interrupted: {stop}" if isinstance(stop, Interrupted) else "interrupted") from stop
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """The verbs' names in the order of the help page."""
@@ -88,9 +99,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.exceptions.NoArgsIsHelpError as error:
         typer.echo(error.ctx.get_help() if error.ctx is not None else error.format_message())
         return 0
-    except (click.Abort, KeyboardInterrupt) as error:
-        stop = error.__cause__ if isinstance(error, click.Abort) else error
-        return _fail(f"interrupted: {stop}" if isinstance(stop, Interrupted) else "interrupted", 130)
+    except _Stopped as stop:
+        return _fail(str(stop), 130)
+    except (click.Abort, KeyboardInterrupt):
+        return _fail("interrupted", 130)
     except BrokenPipeError:
         return 0
     except Exception as error:

@@ -69,16 +69,20 @@ class KeptOutcomes:
         document = read_kept(self.path(attack))
         return None if document is None else _outcome(document)
 
-    def keep(self, attack: Attack, outcome: Outcome) -> bool:
-        """Keep an attack that did not fail; say whether it is kept. A full disk is no reason to lose the report."""
+    def keep(self, attack: Attack, outcome: Outcome) -> None:
+        """Keep an attack that did not fail. A full disk is no reason to lose the report: it is said."""
         if not is_bundled(attack) or outcome.result.status == "failed" or not is_unchanged("fdgsec"):
-            return False
+            return
         try:
             write_kept(self.path(attack), _document(outcome))
         except OSError as error:
             warn(f"the finished attack {attack.name} cannot be kept under {cache_root()}: {error.strerror}.")
-            return False
-        return True
+
+    def told(self, attacks: Sequence[Attack]) -> str:
+        """How many of `attacks` are kept, and how to go on."""
+        kept = sum(is_bundled(attack) and self.path(attack).exists() for attack in attacks)
+        again = "the same command, without --fresh," if self.fresh else "the same command"
+        return f"{kept} of {len(attacks)} attacks are finished and kept; {again} goes on after them."
 
 
 def is_own(config: RunConfig, method: Method, encoder: str) -> bool:

@@ -41,6 +41,7 @@ UPLOADED = frozenset({"StyleStatistics", "StyleDistribution", "ImageStyles", "Am
 """Artifacts that clients send before any training."""
 RUN_OR_TRAINING = ("released", "cohorts", "trained", "hostile", "breakdown", "guarded_runs", "guarded_exchanges")
 """Questions about the run itself, about training, or about malicious clients."""
+NONE_KEPT = "no attack is kept: fdgsec does not know the code of all that was run; the same command starts anew."
 NOTHING_ASKED = "asks nothing of this target: it releases no row per image, or has too few images for every request"
 
 
@@ -147,8 +148,12 @@ class FinishedAttacks(Protocol):
         """Return how `attack` ended, None where it is not kept."""
         ...
 
-    def keep(self, attack: Attack, outcome: Outcome) -> bool:
-        """Keep how `attack` ended, and return whether it is kept."""
+    def keep(self, attack: Attack, outcome: Outcome) -> None:
+        """Keep how `attack` ended."""
+        ...
+
+    def told(self, attacks: Sequence[Attack]) -> str:
+        """Return how many of `attacks` are kept, and how to go on."""
         ...
 
 
@@ -158,22 +163,18 @@ def run_attacks(
     """Run the attacks one after the other, apart from those that are `finished`, and keep each as it ends.
 
     An interruption ends with what is kept (fdgsec.runtime.interruption.Interrupted)."""
-    outcomes, kept = list[Outcome](), 0
-    with telling(lambda: _kept_text(kept, len(attacks))):
+    outcomes = []
+    with telling(lambda: NONE_KEPT if finished is None else finished.told(attacks)):
         for attack in attacks:
             progress.update(attack.name, 0, 1)
-            found = None if finished is None else finished.read(attack)
-            outcome = found or _run_attack(attack, setting)
-            kept += found is not None or (finished is not None and finished.keep(attack, outcome))
+            outcome = None if finished is None else finished.read(attack)
+            if outcome is None:
+                outcome = _run_attack(attack, setting)
+                if finished is not None:
+                    finished.keep(attack, outcome)
             outcomes.append(outcome)
             progress.update(attack.name, 1, 1)
     return outcomes
-
-
-def _kept_text(kept: int, attacks: int) -> str:
-    if not kept:
-        return f"none of {attacks} attacks is finished and kept; the same command starts with the first attack."
-    return f"{kept} of {attacks} attacks are finished and kept; the same command goes on after them."
 
 
 def corrected(outcomes: Sequence[Outcome]) -> list[AttackResult]:
