@@ -89,7 +89,7 @@ def new_folder(path: Path, *, private: bool = False) -> Iterator[Path]:
     Its content is on the disk before it does. Others may read it as far as the umask allows, unless it is `private`. An
     existing `path` is replaced only if it is empty or was written by fdgsec (it holds one of MARKS). Raises InUseError
     where another process writes it."""
-    check_replaceable(path)
+    _check_ours(path)
     with locked(path, what="the folder"):
         _recover(path)
         collect_drafts(path)
@@ -141,7 +141,15 @@ def reserved(out: Path | None) -> Iterator[None]:
 
 
 def check_replaceable(path: Path) -> None:
-    """Raise UsageError where writing a run to `path` would destroy something that fdgsec did not write."""
+    """Raise UsageError where writing a run to `path` would destroy something that fdgsec did not write.
+
+    Raises NoRoomError where it, or the cache, cannot be written or has no room."""
+    _check_ours(path)
+    check_room(cache_root(), needed=ROOM, option="FDGSEC_CACHE")
+    check_room(path.absolute().parent, needed=ROOM, option="--out")
+
+
+def _check_ours(path: Path) -> None:
     if path.is_file():
         raise UsageError(f"--out {path} is a file; name a folder.")
     if path.is_dir() and any(path.iterdir()) and not any((path / mark).exists() for mark in MARKS):

@@ -123,7 +123,7 @@ def test_a_report_that_does_not_fit_costs_nothing_that_was_finished(
 def test_a_disk_that_refuses_while_the_command_runs_ends_it_with_one_line(
     number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    refuse(monkeypatch, number, after=4)  # the checks are passed, the image statistics are not stored
+    refuse(monkeypatch, number, after=6)  # the checks are passed, the image statistics are not stored
 
     assert main([*COMMAND, "--out", str(tmp_path / "out")]) == 1
 
