@@ -9,7 +9,9 @@ import typer
 from typer.core import TyperGroup
 
 from fdgsec.cli.help_pages import completed
+from fdgsec.runtime.disk_room import system_line
 from fdgsec.runtime.errors import FdgsecError, unknown_name
+from fdgsec.runtime.interruption import Interrupted
 from fdgsec.runtime.invocation import invoked_with
 from fdgsec.runtime.progress import Output, output_as
 from fdgsec.runtime.version import __version__
@@ -37,8 +39,19 @@ VERBS: Mapping[str, str] = {
 }
 
 
+class _Stopped(Exception):
+    """Ctrl-C, past typer, which would end the command with 130 and without a word."""
+
+
 class LazyVerbs(TyperGroup):
     """The group of all verbs; a verb's module is imported when the verb is called or its help is listed."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Call the verb. Raises _Stopped where the user interrupts it."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stop:
+            raise _Stopped(f"interrupted: {stop}" if isinstance(stop, Interrupted) else "interrupted") from stop
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """The verbs' names in the order of the help page."""
@@ -79,7 +92,8 @@ def _root(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and give its exit code: 0 done, 1 a run failed, 2 bad input, 3 a resource is missing."""
+    """Run the command line and give its exit code: 0 done, 1 a run failed, 2 bad input, 3 a resource is missing,
+    130 interrupted."""
     if arguments is None:  # a process of its own, not a caller's
         keep_freed_memory()
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -91,6 +105,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.exceptions.NoArgsIsHelpError as error:
         typer.echo(error.ctx.get_help() if error.ctx is not None else error.format_message())
         return 0
+    except _Stopped as stop:
+        return _fail(str(stop), 130)
     except (click.Abort, KeyboardInterrupt):
         return _fail("interrupted", 130)
     except BrokenPipeError:
@@ -108,6 +124,8 @@ def _line_and_code(error: Exception) -> tuple[str, int]:
         return error.format_message() + where, 2
     if isinstance(error, FdgsecError):
         return str(error), error.exit_code
+    if refused := system_line(error):
+        return refused, 1
     return f"{type(error).__name__}: {error} (a defect of fdgsec; add --debug for the traceback)", 1
 
 

@@ -7,7 +7,7 @@ import typer
 from fdgsec.runtime.cache_files import cache_root
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, help="The cache: size, clear.")
-KINDS = ("features", "pixels", "runs")
+KINDS = ("attacks", "features", "pixels", "runs")
 
 
 @app.command()
@@ -21,7 +21,7 @@ def size() -> int:
 
 @app.command()
 def clear() -> int:
-    """Remove cached features, pixels and runs; datasets and weights stay."""
+    """Remove cached features, pixels, runs and finished attacks; datasets and weights stay."""
     for kind in KINDS:
         shutil.rmtree(cache_root() / kind, ignore_errors=True)
     typer.echo(f"cleared {', '.join(KINDS)} under {cache_root()}")

@@ -17,8 +17,10 @@ from safetensors.torch import load_file, save_file
 from fdgsec.federation.method import State
 from fdgsec.federation.wire import Transcript
 from fdgsec.nn.training.precision import capabilities, table_rows
-from fdgsec.runtime.cache_files import cache_root, draft_of
+from fdgsec.runtime.cache_files import cache_root, collect_drafts, draft_folder, exchange, sync, sync_tree
+from fdgsec.runtime.disk_room import ROOM, check_room
 from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.file_locks import locked
 from fdgsec.runtime.invocation import command_line
 from fdgsec.runtime.source_hash import source_sha256
 from fdgsec.runtime.version import __version__
@@ -36,9 +38,12 @@ def code_sha256() -> str:
 
 def environment() -> dict[str, object]:
     """Describe when, how and on what a run was made: date, command, versions, threads, processor."""
+    return {"date": datetime.now(UTC).isoformat(timespec="seconds"), "command": command_line(), **conditions()}
+
+
+def conditions() -> dict[str, object]:
+    """Describe what a run's numbers may depend on beside its settings: versions, threads, processor."""
     return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": command_line(),
         "fdgsec": __version__,
         "code_sha256": code_sha256(),
         "python": platform.python_version(),
@@ -63,6 +68,11 @@ def stored_run(key: str) -> Path:
     return cache_root() / "runs" / key
 
 
+def unreported(folder: Path) -> Path:
+    """The mark beside a stored run that no report has been made of it: who goes on with it does not reuse it."""
+    return folder.parent / f"{folder.name}.unreported"
+
+
 def save_run(folder: Path, transcript: Transcript, states: Mapping[str, State], facts: Mapping[str, object]) -> None:
     """Store a transcript, the clients' states and plain facts under `folder`, completely or not at all."""
     with new_folder(folder, private=True) as draft:
@@ -85,26 +95,72 @@ def load_run(folder: Path) -> tuple[Transcript, dict[str, State], dict[str, obje
 
 @contextmanager
 def new_folder(path: Path, *, private: bool = False) -> Iterator[Path]:
-    """Yield a draft folder; it replaces `path` on success and is deleted on failure.
+    """Yield a draft folder; it takes the place of `path` in one step on success and is deleted on failure.
 
-    Others may read it as far as the umask allows, unless it is `private`.
-    An existing `path` is replaced only if it is empty or was written by fdgsec (it holds one of MARKS)."""
-    check_replaceable(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = draft_of(path)
-    draft.mkdir(mode=0o700 if private else 0o777)
-    try:
-        yield draft
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise
-    if path.exists():
-        shutil.rmtree(path)
-    draft.rename(path)
+    Its content is on the disk before it does. Others may read it as far as the umask allows, unless it is `private`. An
+    existing `path` is replaced only if it is empty or was written by fdgsec (it holds one of MARKS). Raises InUseError
+    where another process writes it."""
+    _check_ours(path)
+    with locked(path, what="the folder"):
+        _recover(path)
+        collect_drafts(path)
+        with draft_folder(path, private=private) as draft:
+            yield draft
+            sync_tree(draft)
+            _put_in_place(draft, path)
+            sync(path.parent)
+
+
+def _put_in_place(draft: Path, path: Path) -> None:
+    """Give `draft` the name `path`, and delete what had it before."""
+    if not path.exists():
+        draft.rename(path)
+    elif exchange(draft, path):
+        shutil.rmtree(draft)
+    else:
+        path.rename(_previous(path))
+        draft.rename(path)
+        shutil.rmtree(_previous(path))
+
+
+def _recover(path: Path) -> None:
+    """Put back what a process that was killed between two renames had moved aside."""
+    aside = _previous(path)
+    if aside.exists():
+        if path.exists():
+            shutil.rmtree(aside)
+        else:
+            aside.rename(path)
+
+
+def _previous(path: Path) -> Path:
+    return path.parent / f".{path.name}.previous"
+
+
+@contextmanager
+def reserved(out: Path | None) -> Iterator[None]:
+    """Hold the folder `out` against other processes of fdgsec during the block, once it and the cache can be written.
+
+    Raises NoRoomError where they cannot, InUseError where another process holds `out`."""
+    check_room(cache_root(), needed=ROOM, option="FDGSEC_CACHE")
+    if out is None:
+        yield
+        return
+    check_room(out.absolute().parent, needed=ROOM, option="--out")
+    with locked(out, what="the folder"):
+        yield
 
 
 def check_replaceable(path: Path) -> None:
-    """Raise UsageError where writing a run to `path` would destroy something that fdgsec did not write."""
+    """Raise UsageError where writing a run to `path` would destroy something that fdgsec did not write.
+
+    Raises NoRoomError where it, or the cache, cannot be written or has no room."""
+    _check_ours(path)
+    check_room(cache_root(), needed=ROOM, option="FDGSEC_CACHE")
+    check_room(path.absolute().parent, needed=ROOM, option="--out")
+
+
+def _check_ours(path: Path) -> None:
     if path.is_file():
         raise UsageError(f"--out {path} is a file; name a folder.")
     if path.is_dir() and any(path.iterdir()) and not any((path / mark).exists() for mark in MARKS):

@@ -170,12 +170,15 @@ class Transcript:
                 )  # fmt: skip
 
     def save(self, folder: Path) -> None:
-        """Write payloads by content, then the index, so that an interrupted save leaves no index."""
+        """Write payloads by content, then the index, so that an interrupted save leaves no index.
+
+        Whoever owns the folder has the disk hold it (fdgsec.runtime.cache_files.sync_tree)."""
         for digest, artifact in self.payloads.items():
             target = folder / "payloads" / f"{digest}.safetensors"
             if not target.exists():
-                write_atomic(target, artifact.encode())
-        write_atomic(folder / "transcript.jsonl", "".join(json.dumps(row.__dict__) + "\n" for row in self.rows))
+                write_atomic(target, artifact.encode(), synced=False)
+        lines = "".join(json.dumps(row.__dict__) + "\n" for row in self.rows)
+        write_atomic(folder / "transcript.jsonl", lines, synced=False)
 
     @classmethod
     def load(cls, folder: Path) -> "Transcript":

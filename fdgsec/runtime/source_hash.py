@@ -18,10 +18,15 @@ def check_unchanged(package: str, *, since: str = "") -> None:
 
     Modules are imported when they are first needed, so that a process may run later code than it began with, and than
     the process that started it (`since`)."""
-    if _hashed(package) != (since or source_sha256(package)):
+    if not is_unchanged(package, since=since):
         raise UsageError(
             f"files of {package} were changed while it ran; nobody can say which made the result. Run again."
         )
+
+
+def is_unchanged(package: str, *, since: str = "") -> bool:
+    """Whether files of a package are those that `source_sha256` found, or that had the hash `since`."""
+    return _hashed(package) == (since or source_sha256(package))
 
 
 def _hashed(package: str) -> str:

@@ -2,11 +2,16 @@
 
 import ctypes
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from fdgsec.runtime.errors import UsageError
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 VARIABLE = "FDGSEC_HEAP"
 
@@ -44,7 +49,8 @@ def computed(work: Callable[[Task], Result], tasks: Sequence[Task], *, workers: 
 
     Processes share out this one's threads; `work` and its tasks travel to them, so `work` is a function of a module or
     a `partial` of one. After a failure nothing new is begun; what was under way is yielded, then the error is raised.
-    Raises UsageError where a process is killed."""
+    Processes end with this one, however it ends, and at once where it is interrupted. Raises UsageError where a process
+    is killed."""
     if workers == 1:
         yield from ((task, work(task)) for task in tasks)
         return
@@ -54,9 +60,10 @@ def computed(work: Callable[[Task], Result], tasks: Sequence[Task], *, workers: 
 
     import torch
 
-    threads = max(1, torch.get_num_threads() // workers)
+    threads, context = max(1, torch.get_num_threads() // workers), get_context("spawn")
+    watched, held = context.Pipe(duplex=False)
     pool = ProcessPoolExecutor(
-        min(workers, max(len(tasks), 1)), mp_context=get_context("spawn"), initializer=_begin, initargs=(threads,)
+        min(workers, max(len(tasks), 1)), mp_context=context, initializer=_begin, initargs=(threads, watched)
     )
     failure: BaseException | None = None
     try:
@@ -70,8 +77,13 @@ def computed(work: Callable[[Task], Result], tasks: Sequence[Task], *, workers: 
                 elif failure is None:
                     failure = failed
                     waiting = {each for each in waiting if not each.cancel()}  # what runs already cannot be canceled
+    except (KeyboardInterrupt, GeneratorExit):
+        held.close()  # ends the workers, which hear of no signal themselves
+        raise
     finally:
         pool.shutdown(cancel_futures=True)  # also when whoever reads this stops early
+        held.close()
+        watched.close()
     if isinstance(failure, BrokenProcessPool):
         raise UsageError(
             f"one of {workers} processes was killed, as happens when memory runs out; take fewer workers."
@@ -80,8 +92,19 @@ def computed(work: Callable[[Task], Result], tasks: Sequence[Task], *, workers: 
         raise failure
 
 
-def _begin(threads: int) -> None:
+def _begin(threads: int, watched: "Connection") -> None:
+    """Prepare a worker, which ends as soon as the process that holds the other end of `watched` closes it or ends."""
     import torch
 
+    threading.Thread(target=_end_with, args=(watched,), daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the process that began it decides
     keep_freed_memory()
     torch.set_num_threads(threads)
+
+
+def _end_with(watched: "Connection") -> None:
+    """Wait for the end of the pipe, then end this process: a worker without its master would wait for tasks forever."""
+    try:
+        watched.recv_bytes()
+    except (EOFError, OSError):
+        os._exit(1)

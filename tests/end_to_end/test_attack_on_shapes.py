@@ -1,6 +1,7 @@
 """The main job on the bundled data, small: a report that repeats itself and that explains every number."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache as remembered
@@ -42,8 +43,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Runs:
 
     @remembered
     def of(target: str) -> tuple[AttackReport, AttackReport, Path]:
-        out = tmp_path_factory.mktemp(target) / "run"
-        return attacked(target, None, fresh=True), attacked(target, out), out
+        out, fresh = tmp_path_factory.mktemp(target) / "run", attacked(target, None, fresh=True)
+        shutil.rmtree(cache / "attacks")  # the run is kept, its attacks are not
+        return fresh, attacked(target, out), out
 
     return of
 

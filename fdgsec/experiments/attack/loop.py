@@ -17,6 +17,7 @@ from fdgsec.federation.artifacts import InterpolationStyle
 from fdgsec.federation.malicious_client_protocol import Forges
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.errors import FdgsecError, TooFewImagesError, UnseenError, UsageError
+from fdgsec.runtime.interruption import telling
 from fdgsec.runtime.progress import Progressive
 from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.registry import name_of, names, resolve
@@ -42,6 +43,7 @@ UPLOADED = frozenset({"StyleStatistics", "StyleDistribution", "ImageStyles", "Am
 """Artifacts that clients send before any training."""
 RUN_OR_TRAINING = ("released", "cohorts", "trained", "hostile", "breakdown", "guarded_runs", "guarded_exchanges")
 """Questions about the run itself, about training, or about malicious clients."""
+NONE_KEPT = "no attack is kept: fdgsec does not know the code of all that was run; the same command starts anew."
 NOTHING_ASKED = "not run: this target releases no per-image vectors, or has too few images for every request"
 
 
@@ -141,13 +143,39 @@ def attacks_of(config: RunConfig) -> list[Attack]:
     return [attack_named(name, config) for name in config.attacks or names("attacks")]
 
 
-def run_attacks(attacks: Sequence[Attack], setting: AttackSetting, progress: Progressive) -> list[Outcome]:
-    """Run the attacks one after the other."""
+class FinishedAttacks(Protocol):
+    """The finished attacks that are kept (fdgsec.experiments.attack.kept_outcomes)."""
+
+    def read(self, attack: Attack) -> Outcome | None:
+        """Return how `attack` ended, None where it is not kept."""
+        ...
+
+    def keep(self, attack: Attack, outcome: Outcome) -> None:
+        """Keep how `attack` ended."""
+        ...
+
+    def told(self, attacks: Sequence[Attack]) -> str:
+        """Return how many of `attacks` are kept, and how to go on."""
+        ...
+
+
+def run_attacks(
+    attacks: Sequence[Attack], setting: AttackSetting, progress: Progressive, *, finished: FinishedAttacks | None = None
+) -> list[Outcome]:
+    """Run the attacks one after the other, apart from those that are `finished`, and keep each as it ends.
+
+    An interruption ends with what is kept (fdgsec.runtime.interruption.Interrupted)."""
     outcomes = []
-    for attack in attacks:
-        progress.update(attack.name, 0, 1)
-        outcomes.append(_run_attack(attack, setting))
-        progress.update(attack.name, 1, 1)
+    with telling(lambda: NONE_KEPT if finished is None else finished.told(attacks)):
+        for attack in attacks:
+            progress.update(attack.name, 0, 1)
+            outcome = None if finished is None else finished.read(attack)
+            if outcome is None:
+                outcome = _run_attack(attack, setting)
+                if finished is not None:
+                    finished.keep(attack, outcome)
+            outcomes.append(outcome)
+            progress.update(attack.name, 1, 1)
     return outcomes
 
 

@@ -10,6 +10,7 @@ from typing import get_args
 
 from fdgsec.data.roles import Roles
 from fdgsec.experiments.attack.attack_context import attack_context_of
+from fdgsec.experiments.attack.kept_outcomes import KeptOutcomes, is_own
 from fdgsec.experiments.attack.loop import (
     AttackSetting,
     Outcome,
@@ -57,18 +58,26 @@ from fdgsec.federation.run_folder import (
     environment,
     load_run,
     new_folder,
+    reserved,
     run_key,
     save_run,
     stored_run,
+    unreported,
 )
 from fdgsec.federation.wire import Transcript
 from fdgsec.metrics.measurement import Control
 from fdgsec.nn.styles.image_styles import encoder_named, prepare_statistics
+from fdgsec.runtime.cache_files import cache_root, write_atomic
+from fdgsec.runtime.disk_room import ROOM, check_room, system_line
 from fdgsec.runtime.errors import FdgsecError, UsageError
-from fdgsec.runtime.progress import Progressive
+from fdgsec.runtime.file_locks import locked
+from fdgsec.runtime.progress import Progressive, warn
 from fdgsec.runtime.registry import is_bundled
 from fdgsec.threats.adversary import ADVERSARIES
 from fdgsec.threats.attack import Attack, ReadsModels
+
+STATISTICS_BYTES = 2 * 512 * 8
+"""Bytes of one image's stored style statistics: mean and spread of 512 channels, the most of any encoder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,20 +121,35 @@ def attack(
     fresh: bool,
     progress: Progressive,
     federation: Federation | None = None,
+    kept_for: str = "",
 ) -> AttackReport:
     """Attack `config.target` and return the report; with `out`, also write the run directory.
 
-    With a `federation`, the run is repeated there, and the transcript of its server is attacked.
+    With a `federation`, the run is repeated there, and the transcript of its server is attacked. Finished attacks are
+    kept as they finish, and used again by the next call with the same settings (and `kept_for`) unless it is `fresh`.
     Raises UsageError, DataError and MissingResourceError before anything is written."""
-    started = time.monotonic()
     if out is not None:
         check_replaceable(out)
-    attacked = _attacked(config, data_root=data_root, fresh=fresh, progress=progress, federation=federation)
+    with reserved(out):
+        started = time.monotonic()
+        attacked = _attacked(
+            config, data_root=data_root, fresh=fresh, progress=progress, federation=federation, kept_for=kept_for,
+            out=out,
+        )  # fmt: skip
+        report = _report(attacked, progress, started=started)
+        if out is not None:
+            write_report(report, out, config=attacked.inputs.config, transcript=attacked.observed.transcript)
+        unreported(attacked.stored).unlink(missing_ok=True)
+    return report
+
+
+def _report(attacked: "_Attacked", progress: Progressive, *, started: float) -> AttackReport:
+    """The report of a run and its attacks, with p-values corrected."""
     config, observed = attacked.inputs.config, attacked.observed
     side = attacked.inputs.world.dataset.image_size[0]
     results = target_controlled(corrected(attacked.outcomes), config, progress, image_size=side)
     artifacts, traffic = artifact_rows(observed.transcript.rows)
-    report = AttackReport(
+    return AttackReport(
         target=config.target, method=config.method, preset=config.preset,
         dataset=dataset_document(attacked.inputs.world.dataset, attacked.inputs.roles.summary()),
         encoder=attacked.encoder, backbone=config.backbone if config.rounds else None, seed=config.seed,
@@ -137,9 +161,6 @@ def attack(
         ),
         seconds=time.monotonic() - started,
     )  # fmt: skip
-    if out is not None:
-        write_report(report, out, config=config, transcript=observed.transcript)
-    return report
 
 
 def target_controlled(
@@ -182,17 +203,21 @@ def through_target(
 def _controls(settings: RunConfig, progress: Progressive) -> Mapping[str, Control]:
     """The controls of the attacks that `settings` names."""
     try:
-        outcomes = _attacked(settings, data_root=None, fresh=False, progress=progress, controls=False).outcomes
-    except Exception as error:  # noqa: BLE001 - a plug-in's own errors are of any kind
+        attacked = _attacked(settings, data_root=None, fresh=False, progress=progress, controls=False)
+    except Exception as error:
+        if system_line(error):  # a full disk says nothing about the attack
+            raise
         reason = str(error) if isinstance(error, FdgsecError) else f"{type(error).__name__}: {error}"
         return dict.fromkeys(settings.attacks, failed_control(reason))
-    return {outcome.result.name: target_control(outcome.result) for outcome in outcomes}
+    unreported(attacked.stored).unlink(missing_ok=True)
+    return {outcome.result.name: target_control(outcome.result) for outcome in attacked.outcomes}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Attacked:
-    """A run and how its attacks ended, before p-values are corrected."""
+    """A run and how its attacks ended, before p-values are corrected; `stored` is the run's folder in the cache."""
 
+    stored: Path
     inputs: _Inputs
     encoder: str
     observed: FederationRun
@@ -209,22 +234,24 @@ def _attacked(
     progress: Progressive,
     federation: Federation | None = None,
     controls: bool = True,
+    kept_for: str = "",
+    out: Path | None = None,
 ) -> _Attacked:
-    """Run, or reuse, the target, and run all attacks, with their positive and negative `controls`."""
+    """Run, or reuse, the target, and run all attacks that are not finished, with their positive and negative
+    `controls`."""
     attacks = attacks_of(config)
     inputs = _inputs_of(config, attacks, data_root=data_root, progress=progress)
+    _check_room(inputs, out)
     config, world, clients = inputs.config, inputs.world, inputs.clients
     method, model, defense_stack = inputs.method, inputs.model, inputs.defense_stack
     style_view = prepare_style_view(config, world, method, model, fresh=fresh, progress=progress)
-    observed, facts, reused = _target_run(
-        config, world, method, clients, model, style_view, defense_stack, fresh=fresh, progress=progress
-    )
+    weights = [encoder_named(style_view.encoder).fingerprint, *([model.state.sha256] if model else [])]
+    stored = _stored_target(config, world, weights)
+    own = is_own(config, method, style_view.encoder)
+    observed, facts, reused = _target_run(inputs, stored=stored if own else None, fresh=fresh, progress=progress)
     if federation is not None:
         progress.update("federation", 0, 1)
-        request = RunRequest(
-            method=method, members=clients, model=model, config=config, defense_stack=defense_stack, progress=progress
-        )
-        elsewhere = federation(request)
+        elsewhere = federation(_request_of(inputs, progress))
         observed = replace(observed, transcript=_check_same_transcript(elsewhere.transcript, observed.transcript))
     if model is not None and config.rounds and follows_model(method):
         model = last_global_model(observed.transcript, model)
@@ -233,10 +260,26 @@ def _attacked(
         config, world, inputs.roles, method, clients, observed, model, style_view, defense_stack, progress
     )
     setting = replace(AttackSetting.of(attack_context), controls=controls)
-    outcomes = run_attacks(attacks, setting, progress)
+    finished = KeptOutcomes.of(
+        config, images=world.dataset.content_sha256, weights=weights, transcript=observed.transcript.sha256,
+        controls=controls, kept_for=kept_for, fresh=fresh,
+    )  # fmt: skip
+    outcomes = run_attacks(attacks, setting, progress, finished=finished if own else None)
     return _Attacked(
-        inputs=inputs, encoder=style_view.encoder, observed=observed, facts=facts, reused=reused, outcomes=outcomes
-    )
+        stored=stored, inputs=inputs, encoder=style_view.encoder, observed=observed, facts=facts, reused=reused,
+        outcomes=outcomes,
+    )  # fmt: skip
+
+
+def _check_room(inputs: _Inputs, out: Path | None) -> None:
+    """Raise NoRoomError where a disk has no room for the statistics of all images and the models that are kept."""
+    rounds = {"models=all": inputs.config.rounds, "models=last": 1}.get(inputs.config.keep, 0)
+    tensors = () if inputs.model is None else inputs.model.state.tensors().values()
+    models = rounds * (len(inputs.clients) + 1) * sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    statistics = STATISTICS_BYTES * len(inputs.world.dataset)
+    check_room(cache_root(), needed=ROOM + statistics + models, option="FDGSEC_CACHE")
+    if out is not None:
+        check_room(out.absolute().parent, needed=ROOM + models, option="--out")
 
 
 def write_report(
@@ -304,41 +347,51 @@ def _kept(config: RunConfig, attacks: Sequence[Attack]) -> Keep:
     return max({config.keep, *able}, key=get_args(Keep).index)
 
 
-def _target_run(
-    config: RunConfig,
-    world: World,
-    method: Method,
-    clients: Sequence[Client],
-    model: GlobalModel | None,
-    style_view: StyleView,
-    defense_stack: DefenseStack,
-    *,
-    fresh: bool,
-    progress: Progressive,
-) -> tuple[FederationRun, _Facts, bool]:
+def _stored_target(config: RunConfig, world: World, weights: Sequence[str]) -> Path:
+    """The folder of the run in the cache, whether it exists or not."""
     decisive = replace(config, attacks=(), attack_options={}, adversary="server")
-    weights = [encoder_named(style_view.encoder).fingerprint, *([model.state.sha256] if model else [])]
-    key = run_key(decisive.sha256, world.dataset.content_sha256, *weights)
-    folder = stored_run(key)
-    own = is_bundled(method) and all(map(is_bundled, config.defenses))  # the key holds a hash of no other code
-    if own and folder.exists() and not fresh:
-        transcript, states, stored = load_run(folder)
-        return FederationRun(transcript=transcript, states=states), _Facts.of(stored), True
-    accuracy = None
+    return stored_run(run_key(decisive.sha256, world.dataset.content_sha256, *weights))
+
+
+def _target_run(
+    inputs: _Inputs, *, stored: Path | None, fresh: bool, progress: Progressive
+) -> tuple[FederationRun, _Facts, bool]:
+    """The run with its facts, and whether it was reused: a report was made of it before.
+
+    It is made once for all processes, and kept in the folder `stored`; without one it is made every time."""
+    if stored is None:
+        return *_made_run(inputs, progress), False
+    with locked(stored, what="the run in", waiting=warn):
+        if stored.exists() and not fresh:
+            transcript, states, found = load_run(stored)
+            reused = not unreported(stored).exists()
+            return FederationRun(transcript=transcript, states=states), _Facts.of(found), reused
+        observed, facts = _made_run(inputs, progress)
+        kept = {name: {k: v for k, v in state.items() if k == SHARED_ROWS} for name, state in observed.states.items()}
+        write_atomic(unreported(stored), "")
+        save_run(stored, observed.transcript, kept, {"accuracy": facts.accuracy, "guarantees": observed.guarantees})
+    return observed, facts, False
+
+
+def _made_run(inputs: _Inputs, progress: Progressive) -> tuple[FederationRun, _Facts]:
+    """Run the target, and measure the accuracy of what it trains."""
+    config, model, accuracy = inputs.config, inputs.model, None
     if config.rounds and model is not None:
-        observed = federate(RunRequest(
-            method=method, members=clients, model=model, config=config, defense_stack=defense_stack, progress=progress
-        ))  # fmt: skip
-        accuracy = {**accuracy_document(observed.final, world.unseen(), {}), "round": observed.kept_round}
+        observed = federate(_request_of(inputs, progress))
+        accuracy = {**accuracy_document(observed.final, inputs.world.unseen(), {}), "round": observed.kept_round}
     else:
         observed = observe(
-            method, clients, seed=config.seed, name="run", model=model, defense_stack=defense_stack, delta=config.delta
-        )
-    kept = {name: {k: v for k, v in state.items() if k == SHARED_ROWS} for name, state in observed.states.items()}
-    facts = _Facts(accuracy=accuracy, guarantees=observed.guarantees)
-    if own:
-        save_run(folder, observed.transcript, kept, {"accuracy": accuracy, "guarantees": observed.guarantees})
-    return observed, facts, False
+            inputs.method, inputs.clients, seed=config.seed, name="run", model=model,
+            defense_stack=inputs.defense_stack, delta=config.delta,
+        )  # fmt: skip
+    return observed, _Facts(accuracy=accuracy, guarantees=observed.guarantees)
+
+
+def _request_of(inputs: _Inputs, progress: Progressive) -> RunRequest:
+    return RunRequest(
+        method=inputs.method, members=inputs.clients, model=inputs.model, config=inputs.config,
+        defense_stack=inputs.defense_stack, progress=progress,
+    )  # fmt: skip
 
 
 def _check_same_transcript(elsewhere: Transcript, here: Transcript) -> Transcript:

@@ -1,5 +1,6 @@
 """The verb `attack --run`: attack the transcript of a finished run of `train`, `attack` or a Flower federation."""
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from fdgsec.experiments.attack.attack_context import attack_context_of
+from fdgsec.experiments.attack.kept_outcomes import KeptOutcomes, is_own
 from fdgsec.experiments.attack.loop import (
     AttackSetting,
     attacks_of,
@@ -33,6 +35,7 @@ from fdgsec.experiments.setup.style_view import StyleView
 from fdgsec.experiments.train import dataset_document
 from fdgsec.federation.method import GlobalModel
 from fdgsec.federation.run_folder import check_replaceable, code_sha256, environment
+from fdgsec.nn.styles.image_styles import encoder_named
 from fdgsec.runtime.errors import UsageError, unknown_name
 from fdgsec.runtime.progress import Progressive
 from fdgsec.runtime.registry import Target, resolve, target_named, targets
@@ -62,6 +65,7 @@ def attack_recorded(
     """Attack the run in `request.run` and return the report; with `out`, also write it with a copy of the transcript.
 
     Questions that the transcript does not answer are simulated with the run's method, or skipped with the reason.
+    Finished attacks are kept as they finish, and used again by the next call with the same request, unless `fresh`.
     Raises UsageError, DataError, ArtifactError and MissingResourceError before anything is written."""
     started = time.monotonic()
     if out is not None:
@@ -76,7 +80,14 @@ def attack_recorded(
         model = _shared_model(recorded)
         style_view = prepare_style_view(config, recorded.world, recorded.method, model, fresh=fresh, progress=progress)
         setting, notes = _attack_setting(recorded, request, model, style_view, progress=progress)
-        outcomes = run_attacks(attacks, setting, progress)
+        finished = KeptOutcomes.of(
+            config, images=recorded.world.dataset.content_sha256,
+            weights=[encoder_named(style_view.encoder).fingerprint, *([model.state.sha256] if model else [])],
+            transcript=record.transcript.sha256, controls=True, kept_for=json.dumps(["run", setting.seed, notes]),
+            fresh=fresh,
+        )  # fmt: skip
+        own = is_own(config, recorded.method, style_view.encoder)
+        outcomes = run_attacks(attacks, setting, progress, finished=finished if own else None)
         report = _report(recorded, setting, started=started, notes=notes)
         side = recorded.world.dataset.image_size[0]
         results = target_controlled(corrected(outcomes), config, progress, image_size=side)

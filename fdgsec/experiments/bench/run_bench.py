@@ -28,9 +28,10 @@ from fdgsec.experiments.report.schema import AttackReport
 from fdgsec.experiments.run_config import RunConfig
 from fdgsec.experiments.setup.run_inputs import load_world
 from fdgsec.experiments.train import train
-from fdgsec.federation.run_folder import environment
+from fdgsec.federation.run_folder import environment, reserved
 from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.errors import DataError, UsageError, unknown_name
+from fdgsec.runtime.interruption import kept_text, telling
 from fdgsec.runtime.progress import NoProgress, Progressive
 from fdgsec.runtime.worker_processes import computed
 
@@ -85,20 +86,25 @@ def bench(
     Returns the summary. `tell` gets a line with the time left before the first and after each run. Raises UsageError
     for unknown arms, domains or seeds, DataError for an invalid results file."""
     table = request.table()
-    columns = _columns(request, table, data_root)
-    trials, cells = planned_trials(request, table, columns), _cells(request, table, columns)
-    runs = _Runs(table, request, out, stored(out / RESULTS), progress, tell, workers, limit)
-    tuning = [(trial.cell, trial.config) for trial in trials]
-    runs.add(tuning, partial(compute_trial, data_root), table_of=cells, later=cells if trials else ())
-    if table.tuning is not None and trials:
-        rates = chosen_rates(trials, runs.done)
-        write_atomic(out / RATES, json.dumps(choices_document(table.tuning, rates), indent=1) + "\n")
-        cells = _cells(request, table, columns, rates)
-        ready = [each for each in cells if (each[0].arm, each[0].domain) in rates]
-    else:
-        ready = cells
-    runs.add(ready, partial(compute, data_root), table_of=cells)
-    return runs.tables(cells)
+    with reserved(out):
+        columns = _columns(request, table, data_root)
+        trials, cells = planned_trials(request, table, columns), _cells(request, table, columns)
+        runs = _Runs(table, request, out, stored(out / RESULTS), progress, tell, workers, limit)
+        tuning = [(trial.cell, trial.config) for trial in trials]
+        runs.add(tuning, partial(compute_trial, data_root), table_of=cells, later=cells if trials else ())
+        if table.tuning is not None and trials:
+            rates = chosen_rates(trials, runs.done)
+            write_atomic(out / RATES, json.dumps(choices_document(table.tuning, rates), indent=1) + "\n")
+            cells = _cells(request, table, columns, rates)
+            ready = [each for each in cells if (each[0].arm, each[0].domain) in rates]
+        else:
+            ready = cells
+        runs.add(ready, partial(compute, data_root), table_of=cells)
+        return runs.tables(cells)
+
+
+def _finished(planned: Sequence[tuple[Cell, RunConfig]], done: Mapping[str, Mapping[str, Any]]) -> int:
+    return sum(cell.key in done for cell, _ in planned)
 
 
 @dataclass(eq=False)
@@ -132,18 +138,23 @@ class _Runs:
             return
         self.tell(f"{len(arms)} runs to do; {time_left(arms, self.done.values(), self.workers)}")
         self.progress.update("cells", 0, len(missing))
-        for number, ((cell, _), row) in enumerate(computed(work, missing, workers=self.workers), 1):
-            self.done[cell.key] = row
-            document = {"schema": SCHEMA, "cells": list(self.done.values())}
-            write_atomic(self.out / RESULTS, json.dumps(document, indent=1) + "\n")
-            self.tables(table_of)
-            self.progress.update("cells", number, len(missing))
-            arms.remove(cell.arm)
-            left = time_left(arms, self.done.values(), self.workers)
-            self.tell(
-                f"{cell.arm}, {cell.domain}, seed {cell.seed}: {row['seconds']:.0f} s; {len(arms)} runs and {left}"
-            )
+        with telling(lambda: kept_text(self.out / RESULTS, _finished(wanted, self.done), len(wanted), "runs")):
+            for number, ((cell, _), row) in enumerate(computed(work, missing, workers=self.workers), 1):
+                self._keep(cell, row, table_of)
+                self.progress.update("cells", number, len(missing))
+                arms.remove(cell.arm)
+                left = time_left(arms, self.done.values(), self.workers)
+                self.tell(
+                    f"{cell.arm}, {cell.domain}, seed {cell.seed}: {row['seconds']:.0f} s; {len(arms)} runs and {left}"
+                )
         self.limit = None if self.limit is None else self.limit - len(missing)
+
+    def _keep(self, cell: Cell, row: dict[str, Any], table_of: Sequence[Planned]) -> None:
+        """Write a result, and the tables with it."""
+        self.done[cell.key] = row
+        document = {"schema": SCHEMA, "cells": list(self.done.values())}
+        write_atomic(self.out / RESULTS, json.dumps(document, indent=1) + "\n")
+        self.tables(table_of)
 
     def tables(self, cells: Sequence[Planned]) -> dict[str, Any]:
         """Write the table in every format, and give its summary."""

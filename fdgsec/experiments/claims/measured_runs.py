@@ -1,5 +1,6 @@
 """The runs behind a ledger: which attacks on which targets, encoders and seeds, each once, stored and reused."""
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from fdgsec.federation.run_folder import run_key
 from fdgsec.nn.styles.image_styles import prepare_statistics
 from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.errors import MissingResourceError, UsageError
+from fdgsec.runtime.interruption import kept_text, telling
 from fdgsec.runtime.progress import NoProgress, Progressive
 from fdgsec.runtime.source_hash import check_unchanged, source_sha256
 from fdgsec.runtime.worker_processes import computed
@@ -122,9 +124,10 @@ def measure(
     work = partial(_report, data_root, out, fresh, registered, source_sha256("fdgsec"), shown)
     reports = dict[str, Report]()
     progress.update("runs", 0, len(runs))
-    for done, ((key, _), report) in enumerate(computed(work, list(runs.items()), workers=workers), 1):
-        reports[key] = report
-        progress.update("runs", done, len(runs))
+    with telling(lambda: kept_text(out / "runs", len(reports), len(runs), "runs")):
+        for done, ((key, _), report) in enumerate(computed(work, list(runs.items()), workers=workers), 1):
+            reports[key] = report
+            progress.update("runs", done, len(runs))
     return MeasuredRuns(request=request, reports=reports)
 
 
@@ -164,14 +167,27 @@ def _report(
     except MissingResourceError as error:
         return str(error)
     key = run_key(config.sha256, json.dumps(inputs, sort_keys=True), registered)
-    if not fresh and stamp.exists() and stamp.read_text() == key and (folder / "report.json").exists():
-        found: Mapping[str, Any] = json.loads((folder / "report.json").read_text())
+    if not fresh and (found := _stamped(folder, stamp, key)) is not None:
         return found
     try:
-        made = attack(config, data_root=data_root, out=folder, fresh=fresh, progress=progress)
+        made = attack(
+            config, data_root=data_root, out=folder, fresh=fresh, progress=progress, kept_for=registered
+        )  # no attack from before the registration counts
     except MissingResourceError as error:
         return str(error)
     check_unchanged("fdgsec", since=code)
-    write_atomic(stamp, key)
-    document: Mapping[str, Any] = json.loads(made.json())
+    text = made.json()
+    write_atomic(stamp, f"{key} {hashlib.sha256(text.encode()).hexdigest()}")
+    document: Mapping[str, Any] = json.loads(text)
     return document
+
+
+def _stamped(folder: Path, stamp: Path, key: str) -> Mapping[str, Any] | None:
+    """The report of a finished run; None where there is none of these settings, or another one than was stamped."""
+    if not stamp.exists() or not (folder / "report.json").exists():
+        return None
+    text = (folder / "report.json").read_bytes()
+    if stamp.read_text(errors="replace") != f"{key} {hashlib.sha256(text).hexdigest()}":
+        return None
+    found: Mapping[str, Any] = json.loads(text)
+    return found

@@ -21,7 +21,7 @@ from fdgsec.experiments.claims.tables import criterion_text, markdown
 from fdgsec.experiments.claims.verdicts import Column, Verdict, agreeing, finding, ledger_p_values, verdicts
 from fdgsec.experiments.claims.web_page import page
 from fdgsec.experiments.run_config import plain
-from fdgsec.federation.run_folder import code_sha256
+from fdgsec.federation.run_folder import code_sha256, reserved
 from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.errors import UsageError, unknown_name
 from fdgsec.runtime.progress import Progressive
@@ -45,18 +45,19 @@ def claims(
     UsageError for an unknown claim or dataset, and for a request or a ledger that is not the registered one."""
     chosen = chosen_claims(request.only)
     registered = None if registration is None else _registered(registration, request, data_root=data_root)
-    runs = measure(
-        chosen, request, data_root=data_root, out=out, fresh=fresh, workers=workers, progress=progress,
-        registered="" if registered is None else f"{registered['sha256']} {registered['commit']}",
-    )  # fmt: skip
-    document = {
-        "schema": SCHEMA, "dataset": request.dataset, "profile": request.profile, "encoders": list(request.encoders),
-        "seeds": list(request.seeds), "agreeing": agreeing(len(request.seeds)), "code": code_sha256(),
-        "registration": registered, "claims": _documents(chosen, runs, request),
-    }  # fmt: skip
-    write_atomic(out / "claims.json", json.dumps(document, indent=1) + "\n")
-    write_atomic(out / "claims.md", markdown(document))
-    write_atomic(out / "claims.html", page(document))
+    with reserved(out):
+        runs = measure(
+            chosen, request, data_root=data_root, out=out, fresh=fresh, workers=workers, progress=progress,
+            registered="" if registered is None else f"{registered['sha256']} {registered['commit']}",
+        )  # fmt: skip
+        document = {
+            "schema": SCHEMA, "dataset": request.dataset, "profile": request.profile,
+            "encoders": list(request.encoders), "seeds": list(request.seeds), "agreeing": agreeing(len(request.seeds)),
+            "code": code_sha256(), "registration": registered, "claims": _documents(chosen, runs, request),
+        }  # fmt: skip
+        write_atomic(out / "claims.json", json.dumps(document, indent=1) + "\n")
+        write_atomic(out / "claims.md", markdown(document))
+        write_atomic(out / "claims.html", page(document))
     return document
 
 

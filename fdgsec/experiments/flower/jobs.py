@@ -18,7 +18,7 @@ from fdgsec.experiments.train import MODEL
 from fdgsec.federation.artifacts import ModelState, decode
 from fdgsec.federation.method import Blueprint, GlobalModel, Method
 from fdgsec.federation.wire import Transcript
-from fdgsec.runtime.cache_files import write_atomic
+from fdgsec.runtime.cache_files import sync_tree, write_atomic
 from fdgsec.runtime.errors import DataError, FdgsecError, UsageError
 from fdgsec.runtime.progress import Progressive, warn
 
@@ -122,6 +122,7 @@ def save_trained(trained: FederationRun, folder: Path) -> None:
     }  # fmt: skip
     write_atomic(folder / FACTS, json.dumps(facts) + "\n")
     trained.transcript.save(folder)
+    sync_tree(folder)
 
 
 def load_trained(folder: Path, blueprint: Blueprint) -> FederationRun:

@@ -54,7 +54,9 @@ class World:
 
 
 def load_world(config: RunConfig, *, data_root: Path | None, progress: Progressive) -> World:
-    """Load the dataset and find the unseen domain. Raises DataError, DatasetNotFoundError or UsageError."""
+    """Load the dataset and find the unseen domain. Raises DataError, DatasetNotFoundError or UsageError, for a device
+    that this machine does not have as well."""
+    device_of(config.device)  # before anything is computed, and where nothing is trained, too
     entry = dataset_entry(config.dataset)
     dataset = load_dataset(
         config.dataset,

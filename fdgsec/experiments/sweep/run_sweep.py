@@ -23,9 +23,10 @@ from fdgsec.experiments.sweep.points import SCHEMA, as_json, slimmed, store, sto
 from fdgsec.experiments.sweep.tables import markdown, spreadsheet, summary
 from fdgsec.experiments.train import train
 from fdgsec.federation.defense import Defense
-from fdgsec.federation.run_folder import environment
+from fdgsec.federation.run_folder import environment, reserved
 from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.interruption import kept_text, telling
 from fdgsec.runtime.progress import NoProgress, Progressive
 from fdgsec.runtime.registry import name_of, target_named
 from fdgsec.runtime.worker_processes import computed
@@ -134,22 +135,28 @@ def sweep(
 
     Raises UsageError before anything is computed, DataError for a results file of another kind."""
     planned = plan(request, data_root=data_root)
-    done = stored(out / RESULTS)
-    missing = [point for point in planned if point.key not in done][:limit]
-    finished = computed(partial(compute, data_root), missing, workers=request.workers)
-    for number, (point, found) in enumerate(finished, 1):
-        done[point.key] = found
-        store(out / RESULTS, _kept(planned, done))
-        progress.update("points", number, len(missing))
-    if done:
-        store(out / RESULTS, _kept(planned, done))
-    document = _document(request, planned, done)
-    write_atomic(out / "sweep.json", as_json(document))
-    write_atomic(out / "sweep.csv", spreadsheet(document))
-    write_atomic(out / "sweep.md", markdown(document))
-    for name, png in figures(document).items():
-        write_atomic(out / f"{name}.png", png)
-    return document
+    with reserved(out):
+        done = stored(out / RESULTS)
+        missing = [point for point in planned if point.key not in done][:limit]
+        finished = computed(partial(compute, data_root), missing, workers=request.workers)
+        with telling(lambda: kept_text(out / RESULTS, _finished(planned, done), len(planned), "points")):
+            for number, (point, found) in enumerate(finished, 1):
+                done[point.key] = found
+                store(out / RESULTS, _kept(planned, done))
+                progress.update("points", number, len(missing))
+        if done:
+            store(out / RESULTS, _kept(planned, done))
+        document = _document(request, planned, done)
+        write_atomic(out / "sweep.json", as_json(document))
+        write_atomic(out / "sweep.csv", spreadsheet(document))
+        write_atomic(out / "sweep.md", markdown(document))
+        for name, png in figures(document).items():
+            write_atomic(out / f"{name}.png", png)
+        return document
+
+
+def _finished(planned: Sequence[Point], done: Mapping[str, Mapping[str, Any]]) -> int:
+    return sum(point.key in done for point in planned)
 
 
 def _kept(planned: Sequence[Point], done: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:

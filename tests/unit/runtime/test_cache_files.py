@@ -1,6 +1,10 @@
 """Files and folders that fdgsec writes: complete or absent, for others to read or for their owner alone."""
 
+import ctypes
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +16,7 @@ from fdgsec.federation.engines.state import FileStates
 from fdgsec.federation.run_folder import new_folder, save_run
 from fdgsec.federation.wire import Transcript
 from fdgsec.nn.styles.image_styles import prepare_statistics
-from fdgsec.runtime.cache_files import atomic, write_atomic
+from fdgsec.runtime.cache_files import atomic, exchange, write_atomic
 
 
 @pytest.fixture(params=[0o022, 0o077], ids=["022", "077"])
@@ -74,3 +78,71 @@ def test_nothing_is_left_of_a_write_that_failed(tmp_path: Path):
             write_atomic(tmp_path / name, "\ud800")
 
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("kept", "before")]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from fdgsec.federation.run_folder import new_folder
+from fdgsec.runtime.cache_files import atomic
+with new_folder(Path(sys.argv[1]) / "run") as draft, atomic(Path(sys.argv[1]) / "claims.html") as page:
+    (draft / "half").write_text("x")
+    page.write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_process_left_is_collected_by_the_next_write(tmp_path: Path):
+    run = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
+    assert run.returncode == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 3  # a draft of each, and the folder's lock
+
+    write_atomic(tmp_path / "claims.html", "<p>")
+    with new_folder(tmp_path / "run") as draft:
+        (draft / "report.json").write_text("{}")
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["claims.html", "run"]
+
+
+def test_the_draft_of_a_living_process_is_not_collected(tmp_path: Path):
+    with atomic(tmp_path / "page") as mine:
+        mine.write_text("mine")
+        write_atomic(tmp_path / "page", "other")
+        assert mine.read_text() == "mine"
+
+    assert (tmp_path / "page").read_text() == "mine"
+
+
+@pytest.mark.parametrize("swaps", [True, False], ids=["swapped in one step", "in two renames"])
+def test_a_new_folder_takes_the_place_of_the_old_one(swaps: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    if not swaps:  # as where the system's library knows no swap
+        monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
+    for content in ("first", "second"):
+        with new_folder(tmp_path / "run") as draft:
+            (draft / "report.json").write_text(content)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    assert (tmp_path / "run" / "report.json").read_text() == "second"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux swaps names")
+def test_two_folders_swap_names_in_one_step(tmp_path: Path):
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).touch()
+
+    assert exchange(tmp_path / "one", tmp_path / "other")
+    assert (tmp_path / "one" / "other").exists()
+    assert (tmp_path / "other" / "one").exists()
+    assert not exchange(tmp_path / "one", tmp_path / "nowhere")
+
+
+def test_a_folder_that_was_moved_aside_by_a_killed_process_comes_back(tmp_path: Path):
+    (tmp_path / ".run.previous").mkdir()
+    (tmp_path / ".run.previous" / "report.json").write_text("first")
+
+    with pytest.raises(UnicodeEncodeError), new_folder(tmp_path / "run") as draft:
+        (draft / "report.json").write_text("\ud800")
+
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    assert (tmp_path / "run" / "report.json").read_text() == "first"

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -11,6 +13,7 @@ import torch
 
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.worker_processes import computed
+from tests.support.remaining import remaining, worded
 
 
 def squared(number: int) -> int:
@@ -81,3 +84,45 @@ def killed(number: int) -> int:
 def test_a_killed_process_is_said_to_be_one() -> None:
     with pytest.raises(UsageError, match="one of 2 processes was killed, as happens when memory runs out"):
         list(computed(killed, [1, 2, 3], workers=2))
+
+
+ORPHANS = """
+import sys
+from functools import partial
+from pathlib import Path
+from tests.unit.runtime.test_processes import begun
+from fdgsec.runtime.worker_processes import computed
+if __name__ == "__main__":
+    list(computed(partial(begun, Path(sys.argv[1])), [1, 2, 3, 4], workers=2))
+"""
+
+
+def begun(folder: Path, number: int) -> int:
+    (folder / f"begun-{number}").touch()
+    while True:
+        time.sleep(1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
+def test_workers_end_with_the_process_that_began_them(stop: signal.Signals, tmp_path: Path) -> None:
+    word, environment = worded()
+    script = tmp_path / "orphans.py"
+    script.write_text(ORPHANS)
+    command = [sys.executable, str(script), str(tmp_path)]
+    environment = {**environment, "PYTHONPATH": os.pathsep.join(map(str, (Path.cwd(), *sys.path)))}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, start_new_session=True) as process:
+        while len(list(tmp_path.glob("begun-*"))) < 2:
+            assert process.poll() is None
+            time.sleep(0.05)
+        if stop is signal.SIGKILL:
+            process.kill()
+        else:  # as from a terminal
+            os.killpg(process.pid, stop)
+        assert process.wait(20) != 0
+
+    deadline = time.monotonic() + 20
+    while remaining(word) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert remaining(word) == []
+    assert len(list(tmp_path.glob("begun-*"))) == 2

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from fdgsec.federation.engines.state import NEVER, StateMark
 from fdgsec.federation.method import Clock, Method, Step
+from fdgsec.runtime.cache_files import sync
 from fdgsec.runtime.errors import FdgsecError, UsageError
 from fdgsec.runtime.secret_streams import KEY_BYTES, new_key
 
@@ -63,12 +64,18 @@ class StepLimits:
         return self.folder / "done" / f"{self.name.replace(':', '-')}.{name}"
 
     def _set(self, name: str) -> bool:
-        """Create a mark in one atomic operation, so that two messages at once get one answer; False where it exists."""
-        self._mark(name).parent.mkdir(parents=True, exist_ok=True)
+        """Create a mark in one atomic operation, so that two messages at once get one answer; False where it exists.
+
+        The disk holds it before the step is done, so that no failure of power lets a step be asked for again."""
+        place = self._mark(name).parent
+        if not place.exists():
+            place.mkdir(parents=True, exist_ok=True)
+            sync(place.parent)
         try:
             os.close(os.open(self._mark(name), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         except FileExistsError:
             return False
+        sync(place)
         return True
 
     def _takes(self, step: Step, number: int) -> bool:
@@ -136,14 +143,17 @@ def key_in(path: Path) -> bytes:
 
 
 def link_once(path: Path, content: str) -> None:
-    """Create `path` with `content`, readable by its owner alone, unless another process does so first."""
+    """Create `path` with `content`, readable by its owner alone, unless another process does so first; synced."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     with os.fdopen(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
         file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
     with contextlib.suppress(FileExistsError):
         os.link(draft, path)
     draft.unlink()
+    sync(path.parent)
 
 
 def noise_key(folder: Path, key: bytes) -> bytes:
