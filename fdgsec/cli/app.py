@@ -8,7 +8,7 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from fdgsec.runtime.errors import FdgsecError, unknown_name
+from fdgsec.runtime.errors import FdgsecError, message_line, unknown_name
 from fdgsec.runtime.version import __version__
 from fdgsec.runtime.worker_processes import keep_freed_memory
 
@@ -106,5 +106,5 @@ def _line_and_code(error: Exception) -> tuple[str, int]:
 
 
 def _fail(text: str, code: int) -> int:
-    print(f"fdgsec: {' '.join(text.split())}", file=sys.stderr)
+    print(f"fdgsec: {message_line(text)}", file=sys.stderr)
     return code

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from fdgsec.runtime.errors import message_line
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -57,4 +59,4 @@ def progress_bars() -> Iterator[Progressive]:
 
 def warn(text: str) -> None:
     """Say something on stderr that the user should know but that stops nothing."""
-    print(f"fdgsec: {text}", file=sys.stderr)
+    print(f"fdgsec: {message_line(text)}", file=sys.stderr)
