@@ -24,6 +24,7 @@ from PIL import Image
 from torch import Tensor
 
 from fdgsec.runtime.cache_files import atomic, cache_root
+from fdgsec.runtime.checked_files import append_seal, is_whole
 from fdgsec.runtime.errors import DataError
 
 Progress = Callable[[str, int, int], None]
@@ -191,13 +192,14 @@ def decode(
         pixels = torch.empty(shape, dtype=torch.uint8)
         _fill(pixels.numpy(), source, files, threads=threads, progress=progress)
         return pixels
-    target = _pixel_file(files, image_size)
-    if not target.exists() or target.stat().st_size != size:
+    target = _pixel_file(source, files, image_size)
+    if not is_whole(target, key=target.name, size=size):
         _require_space(source, target, size)
         with atomic(target, private=True) as temporary:
             mapped = np.memmap(temporary, dtype=np.uint8, mode="w+", shape=shape)
             _fill(mapped, source, files, threads=threads, progress=progress)
             mapped.flush()
+            append_seal(temporary, key=target.name)
     return torch.from_file(str(target), shared=False, size=size, dtype=torch.uint8).view(shape)
 
 
@@ -206,9 +208,10 @@ def default_threads() -> int:
     return min(4, os.cpu_count() or 1)
 
 
-def _pixel_file(files: Sequence[ImageFile], image_size: int) -> Path:
-    """Name the cache file of these pixels; byte sizes distinguish two encodings of one manifest (227 px, 128 px)."""
-    key = hashlib.sha256("\n".join(f"{file.id}\t{file.size}\t{file.box or ''}" for file in files).encode()).hexdigest()
+def _pixel_file(source: Source, files: Sequence[ImageFile], image_size: int) -> Path:
+    """Name the cache file of these pixels, so that another image under the same name has another one."""
+    told = (f"{file.id}\t{file.size}\t{file.box or ''}\t{source.stamp(file.path)}" for file in files)
+    key = hashlib.sha256("\n".join(told).encode()).hexdigest()
     return cache_root() / "pixels" / f"{key[:40]}-{image_size}.u8"
 
 

@@ -319,9 +319,10 @@ def _target_run(
     weights = [encoder_named(style_view.encoder).fingerprint, *([model.state.sha256] if model else [])]
     key = run_key(decisive.sha256, world.dataset.content_sha256, *weights)
     folder = stored_run(key)
-    own = is_bundled(method) and all(map(is_bundled, config.defenses))  # the key holds a hash of no other code
-    if own and folder.exists() and not fresh:
-        transcript, states, stored = load_run(folder)
+    own = is_bundled(method) and all(map(is_bundled, config.defenses))
+    known = load_run(folder) if own and not fresh else None  # the key holds a hash of no other code
+    if known is not None:
+        transcript, states, stored = known
         return FederationRun(transcript=transcript, states=states), _Facts.of(stored), True
     accuracy = None
     if config.rounds and model is not None:
