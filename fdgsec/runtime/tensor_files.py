@@ -7,13 +7,14 @@ import math
 import tokenize
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load
+from safetensors.torch import load, load_file
 from torch import Tensor
 
 from fdgsec.runtime.errors import DataError, FdgsecError
@@ -40,22 +41,35 @@ def read_safetensors(
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Read tensors by name, in the order of the header, and the header's text fields. Raises `error`."""
     try:
-        header = _header(content)
-        metadata = _metadata(header.pop("__metadata__", {}))
-        _check_extent(header, len(content) - 8 - int.from_bytes(content[:8], "little"))
+        header, metadata = _header(io.BytesIO(content), len(content))
         loaded = load(content)
     except (SafetensorError, FdgsecError, ValueError, RuntimeError) as fault:
         raise error(f"{source} is not safetensors: {fault}") from fault
     return {name: loaded[name] for name in header}, metadata  # the library gives them in no fixed order
 
 
-def _header(content: bytes) -> dict[str, Any]:
-    length = int.from_bytes(content[:8], "little")
-    if len(content) < 8 or length > len(content) - 8:
-        raise ValueError(f"its header would have {length} bytes, the file has {len(content)}.")
+def load_safetensors(path: Path, *, error: type[FdgsecError] = DataError) -> dict[str, Tensor]:
+    """Map the tensors of a file by name, in the order of the header. Raises `error`."""
+    try:
+        with path.open("rb") as file:
+            header, _ = _header(file, path.stat().st_size)
+        loaded = load_file(path)
+    except (SafetensorError, FdgsecError, ValueError, RuntimeError, OSError) as fault:
+        raise error(f"{path} is not safetensors: {fault}") from fault
+    return {name: loaded[name] for name in header}
+
+
+def _header(file: BinaryIO, size: int) -> tuple[dict[str, Any], dict[str, str]]:
+    """Read the header of a file of `size` bytes, checked against it: tensors by name, and text fields."""
+    length = int.from_bytes(file.read(8), "little")
+    if length > size - 8:
+        raise ValueError(f"its header would have {length} bytes, the file has {size}.")
     if length > LARGEST_HEADER:
         raise ValueError(f"its header has {length} bytes; at most {LARGEST_HEADER} are read.")
-    return parse_json_object(content[8 : 8 + length], source="its header")
+    header = parse_json_object(file.read(length), source="its header")
+    metadata = _metadata(header.pop("__metadata__", {}))
+    _check_extent(header, size - 8 - length)
+    return header, metadata
 
 
 def _metadata(found: object) -> dict[str, str]:

@@ -5,13 +5,14 @@ depth, and the length of its integers. Python's own readers raise RecursionError
 give integers of thousands of digits, on which later arithmetic fails with an OverflowError."""
 
 import json
+import os
 import re
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from fdgsec.runtime.errors import DataError, FdgsecError
+from fdgsec.runtime.errors import DataError, FdgsecError, UsageError
 
 LARGEST_JSON, LARGEST_TOML = 2**28, 2**18
 """Bytes of a document. The largest that fdgsec writes are reports and transcripts of some megabytes."""
@@ -28,7 +29,8 @@ def read_bytes(path: Path, *, largest: int, error: type[FdgsecError] = DataError
     """Read a file of at most `largest` bytes. Raises `error` where it is larger or cannot be read."""
     try:
         with path.open("rb") as file:
-            content = file.read(largest + 1)
+            size = os.fstat(file.fileno()).st_size  # Python takes the memory for as many bytes as it is asked for
+            content = file.read(min(size, largest) + 1)
     except (OSError, ValueError) as fault:  # a name with a null byte is a ValueError
         raise error(f"{path} cannot be read: {getattr(fault, 'strerror', None) or fault}.") from fault
     if len(content) > largest:
@@ -79,6 +81,14 @@ def parse_toml(content: str | bytes, *, source: str, error: type[FdgsecError] = 
     except _DAMAGE as fault:
         raise error(f"{source} is not TOML: {_reason(fault)}.") from fault
     return found
+
+
+def check_text(text: str, *, error: type[FdgsecError] = UsageError) -> None:
+    """Raise `error` for text that is not Unicode: an argument of the command line in another encoding."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as fault:
+        raise error(f"{text!r} is not text in UTF-8.") from fault
 
 
 def check_plain(document: object) -> None:

@@ -1,6 +1,7 @@
 """JSON and TOML of others: plain data within bounds, or one typed error that names the source."""
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -96,3 +97,15 @@ def test_a_short_message_stays_as_it_is():
     assert message_line("mean and std must\n both be (n, C).") == "mean and std must both be (n, C)."
     assert message_line("a\x1bb") == "a?b"
     assert message_line("x" * 300) == "x" * 300
+
+
+def test_reading_takes_no_more_memory_than_a_file_has_bytes(tmp_path: Path):
+    (tmp_path / "small").write_bytes(b"x" * 1000)
+    tracemalloc.start()
+    try:
+        read_bytes(tmp_path / "small", largest=2**33)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    assert peak < 2**16
