@@ -25,6 +25,7 @@ from fdgsec.experiments.run_config import RunConfig
 from fdgsec.experiments.sweep.tables import named, shown, verdict
 from fdgsec.privacy.ledger import review_mark
 from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.untrusted_text import read_json_object
 
 Rows = Sequence[Sequence[str]]
 COLUMNS = ("first", "second", "difference", "intervals")
@@ -102,12 +103,11 @@ def print_stored(run: Path, *, as_json: bool) -> None:
     path = run if run.is_file() else run / "report.json"
     if not path.is_file():
         raise UsageError(f"{run} holds no report.json; give a folder that `fdgsec attack` or `fdgsec train` wrote.")
-    text = path.read_text()
+    document = read_json_object(path, error=UsageError)
     if as_json:
-        print(text, end="")
+        print(path.read_text(), end="")
         return
     try:
-        document = json.loads(text)
         rows = [
             (attack["name"], row["name"], ", ".join(f"{k} {v}" for k, v in row["slice"].items()), number(row["value"]),
              "" if row["low"] is None else f"[{number(row['low'])}, {number(row['high'])}]", number(row["chance"]),
@@ -115,7 +115,7 @@ def print_stored(run: Path, *, as_json: bool) -> None:
             for attack in document["attacks"] for row in attack["measurements"]
         ]  # fmt: skip
         title = f"{path}: {document['target']} on {document['dataset']['name']}, encoder {document['encoder']}"
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(f"{path} is not a report of schema 1: {type(error).__name__} {error}.") from error
     print_table(title, ("attack", "measurement", "slice", "value", "95% interval", "chance", "verdict"), rows)
 

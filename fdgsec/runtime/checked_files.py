@@ -49,14 +49,16 @@ def recalled(path: Path, *, key: str, read: Callable[[bytes], T]) -> T | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        return _miss(path, error.strerror or str(error))
+        _say_miss(path, error.strerror or str(error))
+        return None
     body, seal = content[:-SEAL_BYTES], content[-SEAL_BYTES:]
-    if not _holds(seal, key, [body]):
-        return _miss(path, "its seal does not hold")
     try:
+        if not _holds(seal, key, [body]):
+            raise DataError("its seal does not hold")
         return read(body)
     except FdgsecError as error:
-        return _miss(path, str(error))
+        _say_miss(path, str(error))
+        return None
 
 
 def append_seal(path: Path, *, key: str) -> None:
@@ -76,7 +78,7 @@ def is_whole(path: Path, *, key: str, size: int) -> bool:
             seal = file.read()
         if _holds(seal, key, _blocks(path, size)):
             return True
-    _miss(path, "its seal does not hold")
+    _say_miss(path, "its seal does not hold")
     return False
 
 
@@ -90,7 +92,8 @@ def recalled_folder(folder: Path, *, key: str, read: Callable[[Path], T]) -> T |
     if not folder.exists():
         return None
     if not (folder / SUMS).exists():
-        return _miss(folder, f"it has no {SUMS}")
+        _say_miss(folder, f"it has no {SUMS}")
+        return None
 
     def checked(listed: bytes) -> T:
         _check(folder, listed)
@@ -118,10 +121,13 @@ def check_sums(folder: Path) -> None:
 def _check(folder: Path, listed: bytes) -> None:
     for digest, name in _entries(listed, folder):
         path = folder / name
-        if not path.is_file():
-            raise DataError(f"{path} is missing; restore it, or run again.")
-        with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+        try:
+            with path.open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+        except FileNotFoundError as error:
+            raise DataError(f"{path} is missing; restore it, or run again.") from error
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
         if found != digest:
             raise DataError(f"{path} is not the file that was written; it was altered. Restore it, or run again.")
 
@@ -150,7 +156,7 @@ def _names(folder: Path) -> list[str]:
     return sorted(name for name in files if name != SUMS)
 
 
-def _miss(path: Path, reason: str) -> None:
+def _say_miss(path: Path, reason: str) -> None:
     warn(f"{path} is not used, it is computed anew: {reason}")
 
 

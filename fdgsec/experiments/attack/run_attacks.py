@@ -64,6 +64,7 @@ from fdgsec.federation.run_folder import (
 from fdgsec.federation.wire import Transcript
 from fdgsec.metrics.measurement import Control
 from fdgsec.nn.styles.image_styles import encoder_named, prepare_statistics
+from fdgsec.runtime.checked_files import write_sums
 from fdgsec.runtime.errors import FdgsecError, UsageError
 from fdgsec.runtime.progress import Progressive
 from fdgsec.runtime.registry import is_bundled
@@ -260,6 +261,7 @@ def write_report(
         for name, content in files.items():
             (draft / name).write_bytes(content)
         transcript.save(draft)
+        write_sums(draft)
 
 
 def prepare_style_view(

@@ -15,9 +15,11 @@ from fdgsec.experiments.setup.run_inputs import load_world
 from fdgsec.federation.run_folder import run_key
 from fdgsec.nn.styles.image_styles import prepare_statistics
 from fdgsec.runtime.cache_files import write_atomic
-from fdgsec.runtime.errors import MissingResourceError, UsageError
-from fdgsec.runtime.progress import NoProgress, Progressive
+from fdgsec.runtime.checked_files import check_sums
+from fdgsec.runtime.errors import DataError, MissingResourceError, UsageError
+from fdgsec.runtime.progress import NoProgress, Progressive, warn
 from fdgsec.runtime.source_hash import check_unchanged, source_sha256
+from fdgsec.runtime.untrusted_text import read_json_object
 from fdgsec.runtime.worker_processes import computed
 
 Report = Mapping[str, Any] | str
@@ -146,6 +148,18 @@ def _prepare(runs: Sequence[RunConfig], *, data_root: Path | None, progress: Pro
             continue  # the run itself says what is missing
 
 
+def _known_report(folder: Path, stamp: Path, key: str) -> Mapping[str, Any] | None:
+    """The stored report of a run with this key; None where there is none, or one that was altered, which is said."""
+    if not stamp.exists() or stamp.read_bytes() != key.encode() or not (folder / "report.json").exists():
+        return None
+    try:
+        check_sums(folder)
+        return read_json_object(folder / "report.json")
+    except DataError as error:
+        warn(f"{folder} is not used, it is computed anew: {error}")
+        return None
+
+
 def _report(
     data_root: Path | None, out: Path, fresh: bool, registered: str, code: str, progress: Progressive,
     run: tuple[str, RunConfig],
@@ -159,9 +173,8 @@ def _report(
     except MissingResourceError as error:
         return str(error)
     key = run_key(config.sha256, json.dumps(inputs, sort_keys=True), registered)
-    if not fresh and stamp.exists() and stamp.read_text() == key and (folder / "report.json").exists():
-        found: Mapping[str, Any] = json.loads((folder / "report.json").read_text())
-        return found
+    if not fresh and (known := _known_report(folder, stamp, key)) is not None:
+        return known
     try:
         made = attack(config, data_root=data_root, out=folder, fresh=fresh, progress=progress)
     except MissingResourceError as error:
