@@ -9,6 +9,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ LARGEST_JSON, LARGEST_TOML = 2**28, 2**18
 DEEPEST = 100
 """Tables and lists inside each other."""
 INTEGERS = range(-(2**63), 2**64)
-_LONG = len(str(2**64))
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 # tomllib's own errors are ValueErrors; what nobody expected in it is of these
 _DAMAGE = (ValueError, RecursionError, TypeError, AttributeError, LookupError, ArithmeticError)
@@ -48,23 +48,25 @@ def read_json_object(path: Path, *, error: type[FdgsecError] = DataError) -> dic
     return parse_json_object(read_bytes(path, largest=LARGEST_JSON, error=error), source=str(path), error=error)
 
 
-def parse_json(content: str | bytes, *, source: str, error: type[FdgsecError] = DataError) -> Any:
-    """Parse JSON; `source` names it in errors. Raises `error`."""
+def parse_json(content: str | bytes, *, source: str, error: type[FdgsecError] = DataError, bits: int = 64) -> Any:
+    """Parse JSON with integers of at most `bits`; `source` names it in errors. Raises `error`."""
     try:
         text = content.decode() if isinstance(content, bytes) else content
         if len(text) > LARGEST_JSON:
             raise ValueError(f"it has {len(text)} characters")
-        found = json.loads(text, parse_int=_integer)
+        found = json.loads(text, parse_int=partial(_integer, bits=bits))
         if text.count("[") + text.count("{") > DEEPEST or not text.isascii() or _SURROGATE.search(text):
-            check_plain(found)
+            check_plain(found, bits=bits)
     except (ValueError, RecursionError) as fault:
         raise error(f"{source} cannot be read: {_reason(fault)}.") from fault
     return found
 
 
-def parse_json_object(content: str | bytes, *, source: str, error: type[FdgsecError] = DataError) -> dict[str, Any]:
-    """Parse JSON that must be an object; `source` names it in errors. Raises `error`."""
-    found = parse_json(content, source=source, error=error)
+def parse_json_object(
+    content: str | bytes, *, source: str, error: type[FdgsecError] = DataError, bits: int = 64
+) -> dict[str, Any]:
+    """Parse JSON that must be an object; see `parse_json`. Raises `error`."""
+    found = parse_json(content, source=source, error=error, bits=bits)
     if not isinstance(found, dict):
         raise error(f"{source} is no JSON object; it was altered, or is something else.")
     return found
@@ -91,13 +93,15 @@ def check_text(text: str, *, error: type[FdgsecError] = UsageError) -> None:
         raise error(f"{text!r} is not text in UTF-8.") from fault
 
 
-def check_plain(document: object) -> None:
-    """Raise ValueError for data nested deeper than DEEPEST, integers beyond 64 bits, and text that is not Unicode."""
+def check_plain(document: object, *, bits: int = 64) -> None:
+    """Raise ValueError for data nested deeper than DEEPEST, integers of more than `bits`, and text that is no Unicode.
+
+    Of 64 bits, negative integers are those of int64, others those of uint64."""
     level: list[object] = [document]
     for _ in range(DEEPEST):
         for value in level:
-            if isinstance(value, int) and value not in INTEGERS:
-                raise ValueError(_too_long(len(f"{abs(value):x}") * 4, "bits"))
+            if isinstance(value, int) and not _fits(value, bits):
+                raise ValueError(_too_long(value.bit_length(), "bits", bits))
             if isinstance(value, str):
                 value.encode()  # raises UnicodeEncodeError, a ValueError, for half of a surrogate pair
         level = [part for value in level for part in _parts(value)]
@@ -112,14 +116,18 @@ def _parts(value: object) -> Iterable[object]:
     return value if isinstance(value, list | tuple) else ()
 
 
-def _integer(text: str) -> int:
-    if len(text) > _LONG or (value := int(text)) not in INTEGERS:
-        raise ValueError(_too_long(len(text), "characters"))
+def _integer(text: str, *, bits: int) -> int:
+    if len(text) > bits or not _fits(value := int(text), bits):
+        raise ValueError(_too_long(len(text), "characters", bits))
     return value
 
 
-def _too_long(length: int, unit: str) -> str:
-    return f"it holds an integer of {length} {unit}; 64 bits are the limit"
+def _fits(value: int, bits: int) -> bool:
+    return -(2 ** (bits - 1)) <= value < 2**bits
+
+
+def _too_long(length: int, unit: str, bits: int) -> str:
+    return f"it holds an integer of {length} {unit}; {bits} bits are the limit"
 
 
 def _reason(fault: BaseException) -> str:

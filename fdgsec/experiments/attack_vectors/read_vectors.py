@@ -183,7 +183,8 @@ def read_table(path: Path) -> Tensor:
 
 
 def _from_npy(path: Path) -> Tensor:
-    values = read_npy(read_bytes(path, largest=LARGEST_PAYLOAD), source=str(path))
+    expected = f"{path} must hold numbers (rows, 2 C): means, then stds; it"
+    values = read_npy(read_bytes(path, largest=LARGEST_PAYLOAD), source=expected)
     if values.ndim != 2:
         raise DataError(
             f"{path} must hold numbers (rows, 2 C): means, then stds; got {values.shape} of {values.dtype}."

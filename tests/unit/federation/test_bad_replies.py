@@ -72,7 +72,7 @@ def uses(**changed: Any) -> str:
     [
         {"metrics": "[" * 5000}, {"metrics": '{"a":' * 5000}, {"metrics": '{"loss": ' + "9" * 5000 + "}"}, {"metrics": "[1]"},
         {"metrics": '{"loss": null}'}, {"metrics": '{"loss": 1' + "0" * 400 + "}"}, {"metrics": '{"\\ud800": 1}'}, {"uses": "{" * 5000},
-        {"uses": '{"model": 3}'}, {"uses": '{"model": [3]}'}, {"uses": uses(count=2**40)}, {"uses": uses(count=1.5)},
+        {"uses": '{"model": 3}'}, {"uses": '{"model": [3]}'}, {"uses": uses(count=10**50)}, {"uses": uses(count=1.5)},
         {"uses": uses(noise=True)}, {"uses": uses(sensitivity=[1])}, {"orders": "[" * 5000}, {"orders": "3"},
         {"orders": '{"model": 3}'}, {"weight": "x" * 10_000}, {"failure": "\x1b[2J" * 5000},
     ],

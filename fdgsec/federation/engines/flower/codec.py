@@ -27,8 +27,6 @@ MODEL_SLOT = "model"
 INBOX = "inbox."
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 """What making something of plain data from the network may raise."""
-MOST_RELEASES = 2**31
-"""The largest number of equal releases in a reply; composing more would take long."""
 LONGEST = 500
 """Characters of a text from the network that are shown."""
 
@@ -180,7 +178,7 @@ def _use(use: Use) -> dict[str, object]:
 
 def _uses(text: str) -> dict[str, tuple[Use, ...] | None]:
     try:
-        told: Mapping[str, list[dict[str, Any]] | None] = _object(text)
+        told: Mapping[str, list[dict[str, Any]] | None] = _object(text, bits=128)
         return {slot: None if uses is None else tuple(map(_read_use, uses)) for slot, uses in told.items()}
     except UNREADABLE as error:
         raise WireFormatError(f"what a reply says of its noise cannot be read: {printable(str(error))}.") from error
@@ -189,8 +187,8 @@ def _uses(text: str) -> dict[str, tuple[Use, ...] | None]:
 def _read_use(told: Mapping[str, Any]) -> Use:
     use = Use(**told)
     numbers = (use.noise, use.sampling_rate, *use.sensitivity.values())
-    if type(use.count) is not int or use.count > MOST_RELEASES or not all(type(one) in (int, float) for one in numbers):
-        raise ValueError(f"its counts are whole numbers up to {MOST_RELEASES}, the others numbers")
+    if type(use.count) is not int or not all(type(one) in (int, float) for one in numbers):
+        raise ValueError("its counts are whole numbers, the others numbers")
     return use
 
 
@@ -201,8 +199,8 @@ def _metrics(text: str) -> dict[str, float]:
         raise WireFormatError(f"the metrics of a reply cannot be read: {printable(str(error))}.") from error
 
 
-def _object(text: str) -> dict[str, Any]:
-    return parse_json_object(text, source="its JSON")
+def _object(text: str, *, bits: int = 64) -> dict[str, Any]:
+    return parse_json_object(text, source="its JSON", bits=bits)
 
 
 def _records(head: Mapping[str, Any], body: Mapping[str, bytes]) -> RecordDict:
