@@ -123,7 +123,7 @@ def _integer(text: str, *, bits: int) -> int:
 
 
 def _fits(value: int, bits: int) -> bool:
-    return -(2 ** (bits - 1)) <= value < 2**bits
+    return -(1 << (bits - 1)) <= value < 1 << bits
 
 
 def _too_long(length: int, unit: str, bits: int) -> str:
