@@ -9,7 +9,7 @@ ifneq ($(wildcard ../shared/weights),)
 export FDGSEC_WEIGHTS ?= $(abspath ../shared/weights)
 endif
 
-.PHONY: attack test slow engines mutants lint types mypy pyright docs notebooks clean
+.PHONY: attack test slow engines mutants fuzz lint types mypy pyright docs notebooks clean
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -39,6 +39,10 @@ engines: $(VENV)/installed
 mutants: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet -e ".[mutants]"
 	OMP_NUM_THREADS=1 nice $(BIN)/python -m benchmarks.mutants
+
+# an hour; crashes are written to tests/fuzz/corpus
+fuzz: $(VENV)/installed
+	OMP_NUM_THREADS=1 nice $(BIN)/python -m benchmarks.fuzz_table --seconds 3600
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

@@ -81,7 +81,7 @@ class Guards:
                 if self.finite:
                     count = int((~torch.isfinite(value)).sum())
                     raise ArtifactError(f"{where}: {name} has {count} of {value.numel()} values that are not finite.")
-                tensors[name] = value.nan_to_num()  # check the rest of the schema
+                tensors[name] = value.nan_to_num(posinf=0, neginf=0)  # check the rest of the schema
         if not self.schema:
             return
         if kind_named(artifact.kind) is not type(artifact):

@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 
 from fdgsec.cli.help_pages import completed
 from fdgsec.runtime.disk_room import system_line
-from fdgsec.runtime.errors import FdgsecError, unknown_name
+from fdgsec.runtime.errors import FdgsecError, message_line, unknown_name
 from fdgsec.runtime.interruption import Interrupted
 from fdgsec.runtime.invocation import invoked_with
 from fdgsec.runtime.progress import Output, output_as
@@ -130,5 +130,5 @@ def _line_and_code(error: Exception) -> tuple[str, int]:
 
 
 def _fail(text: str, code: int) -> int:
-    print(f"fdgsec: {' '.join(text.split())}", file=sys.stderr)
+    print(f"fdgsec: {message_line(text)}", file=sys.stderr)
     return code

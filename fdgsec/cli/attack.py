@@ -10,7 +10,7 @@ import typer
 from fdgsec.cli import options as o
 from fdgsec.cli.run_folders import default_folder
 from fdgsec.runtime.errors import UsageError
-from fdgsec.runtime.progress import progress_bars
+from fdgsec.runtime.progress import progress_bars, warn
 
 if TYPE_CHECKING:
     from fdgsec.experiments.flower.engine_choice import EngineChoice
@@ -321,5 +321,5 @@ def _exit_code(failed: Mapping[str, str], refused: Mapping[str, str]) -> int:
     """1 for an attack that failed, 2 for one that was asked for and cannot run, each told on stderr; else 0."""
     for outcome, reasons in (("failed", failed), ("did not run", refused)):
         for name, reason in reasons.items():
-            typer.echo(f"fdgsec: attack {name} {outcome}: {reason.removeprefix('skipped: ')}", err=True)
+            warn(f"attack {name} {outcome}: {reason.removeprefix('skipped: ')}")
     return 1 if failed else 2 if refused else 0

@@ -4,6 +4,7 @@ Nothing is extracted to disk. `fdgsec.data.dataset_scan` says which files of a s
 
 import hashlib
 import io
+import lzma
 import os
 import shutil
 import struct
@@ -24,6 +25,7 @@ from PIL import Image
 from torch import Tensor
 
 from fdgsec.runtime.cache_files import atomic, cache_root
+from fdgsec.runtime.checked_files import append_seal, is_whole
 from fdgsec.runtime.errors import DataError
 
 Progress = Callable[[str, int, int], None]
@@ -35,18 +37,15 @@ _DEPTH = 8  # folders below the root that are searched, so that a link to a pare
 _CHUNK = 64  # images that one thread decodes between two progress reports
 _LARGEST = 2**31  # bytes of one file of an archive: larger ones would fill the memory, and no image or list is
 _LAST = threading.local()
-# what Pillow's decoders and zipfile raise on damaged (or encrypted) input, depending on the format
-_DAMAGE = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    EOFError,
-    RuntimeError,
-    struct.error,
-    zlib.error,
+ZIP_DAMAGE = (
+    OSError, ValueError, EOFError, RuntimeError, LookupError, ArithmeticError, struct.error, zlib.error, lzma.LZMAError,
     zipfile.BadZipFile,
-    Image.DecompressionBombError,
-)
+)  # fmt: skip
+"""What zipfile raises on damaged or encrypted members, depending on their compression."""
+# what Pillow's decoders raise on damaged input, depending on the format
+DAMAGE = (
+    *ZIP_DAMAGE, SyntaxError, TypeError, AttributeError, AssertionError, MemoryError, Image.DecompressionBombError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)  # by the hundred thousand
@@ -148,12 +147,12 @@ def acquire_source(path: Path) -> Source:
     """Open a folder or a .zip file without a context manager. Raises DataError where it cannot be read."""
     try:
         return _Folder(path) if path.is_dir() else _Archive(path, zipfile.ZipFile(path))
-    except (zipfile.BadZipFile, NotImplementedError, UnicodeError, IndexError, struct.error) as error:
-        reason = printable(str(error))
-        raise DataError(f"{path} is not a complete zip archive ({reason}); copy or download it again.") from error
     except OSError as error:
         place = printable(str(error.filename or path))
         raise DataError(f"{place} cannot be read: {error.strerror or error}.") from error
+    except ZIP_DAMAGE as error:
+        reason = printable(str(error))
+        raise DataError(f"{path} is not a complete zip archive ({reason}); copy or download it again.") from error
 
 
 def text_of(source: Source, name: str) -> str:
@@ -164,7 +163,7 @@ def text_of(source: Source, name: str) -> str:
         raise
     except UnicodeDecodeError as error:
         raise DataError(f"{source.path}: {name} is not text in UTF-8; copy or download it again.") from error
-    except _DAMAGE as error:
+    except DAMAGE as error:
         reason = printable(str(error))
         raise DataError(f"{source.path}: {name} cannot be unpacked ({reason}); copy or download it again.") from error
 
@@ -191,13 +190,14 @@ def decode(
         pixels = torch.empty(shape, dtype=torch.uint8)
         _fill(pixels.numpy(), source, files, threads=threads, progress=progress)
         return pixels
-    target = _pixel_file(files, image_size)
-    if not target.exists() or target.stat().st_size != size:
+    target = _pixel_file(source, files, image_size)
+    if not is_whole(target, key=target.name, size=size):
         _require_space(source, target, size)
         with atomic(target, private=True) as temporary:
             mapped = np.memmap(temporary, dtype=np.uint8, mode="w+", shape=shape)
             _fill(mapped, source, files, threads=threads, progress=progress)
             mapped.flush()
+            append_seal(temporary, key=target.name)
     return torch.from_file(str(target), shared=False, size=size, dtype=torch.uint8).view(shape)
 
 
@@ -206,9 +206,10 @@ def default_threads() -> int:
     return min(4, os.cpu_count() or 1)
 
 
-def _pixel_file(files: Sequence[ImageFile], image_size: int) -> Path:
-    """Name the cache file of these pixels; byte sizes distinguish two encodings of one manifest (227 px, 128 px)."""
-    key = hashlib.sha256("\n".join(f"{file.id}\t{file.size}\t{file.box or ''}" for file in files).encode()).hexdigest()
+def _pixel_file(source: Source, files: Sequence[ImageFile], image_size: int) -> Path:
+    """Name the cache file of these pixels, so that another image under the same name has another one."""
+    told = (f"{file.id}\t{file.size}\t{file.box or ''}\t{source.stamp(file.path)}" for file in files)
+    key = hashlib.sha256("\n".join(told).encode()).hexdigest()
     return cache_root() / "pixels" / f"{key[:40]}-{image_size}.u8"
 
 
@@ -249,7 +250,7 @@ def decode_image(source: Source, file: ImageFile, image_size: int) -> Pixels:
             rgb = rgb.resize((image_size, image_size), Image.Resampling.BICUBIC)
     except DataError:
         raise
-    except _DAMAGE as error:
+    except DAMAGE as error:
         reason = printable(str(error))
         raise DataError(f"{source.path}: {printable(file.path)} cannot be decoded ({reason}); replace it.") from error
     return np.asarray(rgb, dtype=np.uint8).transpose(2, 0, 1)

@@ -4,7 +4,6 @@ Each reader gives domains and classes by name; `fdgsec.data.dataset_scan` number
 
 import csv
 import io
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from dataclasses import dataclass, replace
 from fdgsec.data.dataset_specs import FolderSpec, ListSpec, PatchSpec, normalize_name
 from fdgsec.data.image_sources import Box, Source, printable, text_of
 from fdgsec.runtime.errors import DataError
+from fdgsec.runtime.untrusted_text import parse_json_object
 
 IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 SPLITS = frozenset({"train", "crossval", "val", "test", "full", "images"})
@@ -228,13 +228,13 @@ def from_boxes(source: Source, base: str, spec: PatchSpec) -> Iterator[FoundImag
     prefix = f"{base}/" if base else ""
     for name in sorted(n for n in source.files if n.startswith(prefix) and n.lower().endswith(".json")):
         try:
-            document = json.loads(text_of(source, name))
+            document = parse_json_object(text_of(source, name), source=f"{source.path}: {name}")
             images = {int(image["id"]): image for image in document["images"]}
             boxes = [
                 (int(a["image_id"]), int(a["category_id"]), [float(v) for v in a["bbox"]])
                 for a in document["annotations"]
             ]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
             reason = printable(f"{type(error).__name__}: {error}")
             raise DataError(f"{source.path}: {name} is not an annotation file in COCO's JSON ({reason}).") from error
         for number, (image_id, category, (x0, y0, x1, y1)) in enumerate(boxes):

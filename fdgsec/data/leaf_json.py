@@ -1,6 +1,5 @@
 """Reader of LEAF's JSON (FEMNIST): pixels as numbers in the file, each writer is a domain (Caldas et al. 2018)."""
 
-import json
 from collections.abc import Iterator
 
 import torch
@@ -10,6 +9,7 @@ from fdgsec.data.domains import DomainDataset, downsample
 from fdgsec.data.image_sources import Source, printable, text_of
 from fdgsec.runtime.errors import DataError
 from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.untrusted_text import parse_json
 
 SIDE = 28
 CLASSES = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
@@ -57,7 +57,7 @@ def read_leaf(source: Source, *, image_size: int, per_domain: int | None, seed: 
 def _writers(source: Source, name: str) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Yield each writer of one file with its images (n, 28, 28) uint8, dark on white, and labels (n,)."""
     try:
-        document = json.loads(text_of(source, name))
+        document = parse_json(text_of(source, name), source=f"{source.path}: {name}")
         if not isinstance(document, dict) or "user_data" not in document:
             return
         for writer, data in document["user_data"].items():
@@ -73,7 +73,7 @@ def _writers(source: Source, name: str) -> Iterator[tuple[str, Tensor, Tensor]]:
                 yield str(writer), (pixels.clamp(0, 1) * 255).round().to(torch.uint8), labels
     except DataError:
         raise
-    except (ValueError, KeyError, TypeError, RuntimeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
         raise DataError(
             f"{source.path}: {name} is not LEAF's JSON ({printable(str(error))}); prepare it again."
         ) from error

@@ -1,6 +1,5 @@
 """The verb `compare`: two finished runs side by side, and the reasons why they are not comparable."""
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 from fdgsec.data.catalog import dataset_entry, dataset_names
 from fdgsec.runtime.errors import DataError, UsageError
+from fdgsec.runtime.untrusted_text import read_json_object
 
 SCHEMA = 1
 Row = dict[str, Any]
@@ -29,7 +29,8 @@ class _Run:
             raise UsageError(f"{run} holds no report.json; give a folder that `fdgsec attack` or `fdgsec train` wrote.")
         config = path.parent / "config.json"
         return cls(
-            folder=str(run), report=_checked(_json(path), path), settings=_json(config) if config.is_file() else {},
+            folder=str(run), report=_checked(read_json_object(path), path),
+            settings=read_json_object(config) if config.is_file() else {},
         )  # fmt: skip
 
     @property
@@ -51,16 +52,6 @@ class _Run:
             "folder": self.folder, **said, "dataset": self.report["dataset"]["name"], "unseen_domain": self.unseen,
             "transcript_sha256": self.report["transcript_sha256"],
         }  # fmt: skip
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {error}.") from error
-    if not isinstance(found, dict):
-        raise DataError(f"{path} is not a JSON object.")
-    return found
 
 
 def _checked(report: dict[str, Any], path: Path) -> dict[str, Any]:

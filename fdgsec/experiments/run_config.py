@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import tomllib
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,13 +13,26 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Union, get_arg
 
 from fdgsec.federation.defense import Defense
 from fdgsec.federation.method import Method
-from fdgsec.runtime.errors import UsageError, unknown_name
+from fdgsec.runtime.errors import FdgsecError, UsageError, unknown_name
 from fdgsec.runtime.registry import Target, name_of, names, resolve, target_named, targets
 from fdgsec.runtime.threads import THREADS, limited_threads
+from fdgsec.runtime.untrusted_text import (
+    INTEGERS,
+    LARGEST_TOML,
+    check_text,
+    parse_json_object,
+    parse_toml,
+    read_bytes,
+)
 from fdgsec.threats.attack import Attack
 
 T = TypeVar("T")
 P = ParamSpec("P")
+TABLES = ("experiment", "method", "with", "run", "attacks")
+LONGEST_VALUE, DEEPEST_OPTION = 10_000, 20
+"""Characters of a value, and names before an option's own, on the command line."""
+OPTION_ERRORS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
+"""What the checks of a class's own options raise for values of the right type that they did not count on."""
 Profile = Literal["quick", "full"]
 Keep = Literal["artifacts", "models=last", "models=all"]
 
@@ -125,10 +137,14 @@ def parse_value(text: str) -> Any:
     """Read a value as TOML does, else as a string: 3, 0.1, true, [1, 2], overall, none."""
     if text.lower() == "none":
         return None
+    if len(text) > LONGEST_VALUE:
+        raise UsageError(f"a value of {len(text)} characters cannot be read; {LONGEST_VALUE} are the limit: {text}")
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        found = parse_toml(f"value = {text}", source=text, error=UsageError)
+    except UsageError:
+        check_text(text)
         return text
+    return found["value"] if len(found) == 1 else text
 
 
 def parse_assignments(items: Sequence[str]) -> dict[str, Any]:
@@ -140,8 +156,12 @@ def parse_assignments(items: Sequence[str]) -> dict[str, Any]:
             raise UsageError(f"--set expects name.option=value; got {item!r}.")
         node = result
         *parents, last = path.split(".")
+        if len(parents) > DEEPEST_OPTION:
+            raise UsageError(f"--set names an option {len(parents)} deep; {DEEPEST_OPTION} are the limit: {item!r}.")
         for parent in parents:
             node = node.setdefault(parent, {})
+            if not isinstance(node, dict):
+                raise UsageError(f"--set gives {parent} a value and options of its own; got {item!r}.")
         node[last] = parse_value(text)
     return result
 
@@ -165,7 +185,7 @@ def defense_of(given: str | Defense) -> Defense:
 
 def _several(given: Any, name: str) -> Sequence[Any]:
     """The items of an option that takes several. Raises UsageError for one text, whose items would be its letters."""
-    if isinstance(given, str):
+    if isinstance(given, str) or not isinstance(given, Sequence):
         raise UsageError(f"{name} is a list; write [{given!r}], not {given!r}.")
     return tuple(given)
 
@@ -208,17 +228,14 @@ def load_preset(name: str) -> dict[str, Any]:
     bundled = name in presets() or name in get_args(Profile)
     if not bundled and not path.is_file():
         raise unknown_name("preset", name, presets(), note=" (or give the path of a TOML file)")
-    text = (
-        resources.files("fdgsec.experiments").joinpath("presets", f"{name}.toml").read_text()
+    content = (
+        resources.files("fdgsec.experiments").joinpath("presets", f"{name}.toml").read_bytes()
         if bundled
-        else path.read_text()
+        else read_bytes(path, largest=LARGEST_TOML, error=UsageError)
     )
-    try:
-        return _tables(json.loads(text)) if path.suffix == ".json" and not bundled else tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"preset {name} is not TOML: {error}.") from error
-    except (json.JSONDecodeError, AttributeError, TypeError) as error:
-        raise UsageError(f"{name} is not the config.json of a run: {error}.") from error
+    if path.suffix == ".json" and not bundled:
+        return _tables(parse_json_object(content, source=f"settings {name}", error=UsageError))
+    return parse_toml(content, source=f"preset {name}", error=UsageError)
 
 
 def _tables(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -251,7 +268,9 @@ def build(cls: type[T], settings: Mapping[str, Any], *, where: str) -> T:
         values[name] = _fitted(hints[name], value, f"{where}.{name}")
     try:
         return cls(**values)
-    except TypeError as error:
+    except FdgsecError:
+        raise
+    except OPTION_ERRORS as error:
         raise UsageError(f"{where}: {error}.") from error
 
 
@@ -268,6 +287,8 @@ def _fitted(kind: Any, value: Any, where: str) -> Any:
     if origin is tuple and isinstance(value, list | tuple):
         return _fitted_items(get_args(kind), value, where)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        if value not in INTEGERS:
+            raise UsageError(f"{where} cannot be an integer of {value.bit_length()} bits; 64 are the limit.")
         return float(value)
     plain = origin or kind
     if plain is Any or (
@@ -320,13 +341,14 @@ def resolve_settings(
 
     `method` holds the options that a target fixes. Raises UsageError for anything that is not a setting."""
     loaded = load_preset(preset) if preset else {}
-    foreign = set(loaded) - {"experiment", "method", "with", "run", "attacks"}
+    foreign = set(loaded) - {*TABLES}
     if foreign:
         raise UsageError(
             f"preset {preset} has tables {sorted(foreign)}; [experiment], [method], [with], [run] and [attacks] are "
             "known."
         )
     extra = parse_assignments(assignments)
+    loaded, extra = ({key: _table(each, key) for key, each in one.items()} for one in (loaded, extra))
     options = merged(loaded.get("method", {}), method or {}, extra.pop("method", {}))
     stated = {key: value for key, value in given.items() if value is not None}
     named, objects = named_attacks(_several(stated.get("attacks", ()), "attacks"))
@@ -340,6 +362,13 @@ def resolve_settings(
         if shared in options and given.get(shared) is None:
             run[shared] = options[shared]
     return RunConfig.of(run, where="run")
+
+
+def _table(value: Any, name: str) -> Any:
+    """The value of a setting, which must be a table where it is one of TABLES. Raises UsageError."""
+    if name in TABLES and not isinstance(value, Mapping):
+        raise UsageError(f"{name} is a table of options, as in {name}.NAME=VALUE; got {value!r}.")
+    return value
 
 
 def named_attacks(given: Sequence[str | Attack]) -> tuple[tuple[str, ...], dict[str, dict[str, Any]]]:

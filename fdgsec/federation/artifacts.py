@@ -6,29 +6,37 @@ fields). Nothing here can execute code on load."""
 import builtins
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from fdgsec.runtime.errors import ArtifactError
 from fdgsec.runtime.registry import plugins, resolve
+from fdgsec.runtime.tensor_files import read_safetensors
+from fdgsec.runtime.untrusted_text import parse_json_object
 
 SCHEMA = 1
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+LARGEST = 1e18
+"""The largest size of a float in an artifact: its square is still a float32, and no network that trains holds more."""
+MOST_PARTIES = 2**31
+"""Numbers of clients and classes lie below."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Artifact:
     """Named tensors of one kind; a subclass defines the legal shapes and ranges.
 
-    Raises ArtifactError when a float is not finite or a shape or range is wrong."""
+    Tensors hold floats unless `integers` names them: int64 from `least` on. Raises ArtifactError when a float is not
+    finite or above LARGEST, or a dtype, shape or range is wrong."""
 
     kind: ClassVar[str] = "artifact"
+    integers: ClassVar[Mapping[str, int]] = {}
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors by name, in a fixed order."""
@@ -36,9 +44,15 @@ class Artifact:
 
     def __post_init__(self) -> None:
         for name, value in self.tensors().items():
-            if value.is_floating_point() and not _finite(value):
-                count = int((~torch.isfinite(value)).sum())
-                raise ArtifactError(f"{self.kind}.{name} has {count} values that are not finite; nothing was accepted.")
+            self._check_dtype(name, value)
+            if value.is_floating_point():
+                _check_size(self.kind, name, value)
+            elif name in self.integers:
+                _check_integers(self.kind, name, value, least=self.integers[name])
+
+    def _check_dtype(self, name: str, value: Tensor) -> None:
+        legal: Sequence[torch.dtype] = (torch.int64,) if name in self.integers else FLOATS
+        _expect_dtype(self.kind, name, value, legal)
 
     @property
     def bytes(self) -> int:
@@ -56,9 +70,32 @@ class Artifact:
         return hashlib.sha256(self.encode()).hexdigest()
 
 
-def _finite(value: Tensor) -> bool:
-    """Whether a float tensor is all finite. One pass: its minimum and maximum are NaN or infinite otherwise."""
-    return value.numel() == 0 or bool(torch.isfinite(torch.stack(torch.aminmax(value))).all())
+def _expect_dtype(kind: str, name: str, value: Tensor, legal: Sequence[torch.dtype]) -> None:
+    if value.dtype not in legal or value.layout is not torch.strided:
+        named = ", ".join(str(dtype).removeprefix("torch.") for dtype in legal)
+        raise ArtifactError(f"{kind}.{name} must be a dense tensor of {named}; it is of {value.dtype}.")
+
+
+def _check_size(kind: str, name: str, value: Tensor) -> None:
+    """Raise ArtifactError for a NaN, an infinity or a number above LARGEST. One pass: extremes show all three."""
+    if value.numel() == 0:
+        return
+    extremes = torch.stack(torch.aminmax(value))
+    if not bool(torch.isfinite(extremes).all()):
+        count = int((~torch.isfinite(value)).sum())
+        raise ArtifactError(f"{kind}.{name} has {count} values that are not finite; nothing was accepted.")
+    if float(extremes.abs().max()) > LARGEST:
+        raise ArtifactError(
+            f"{kind}.{name} holds {float(extremes.abs().max()):.4g}; numbers up to {LARGEST:g} are accepted."
+        )
+
+
+def _check_integers(kind: str, name: str, value: Tensor, *, least: int) -> None:
+    if value.numel() and not least <= int(value.min()) <= int(value.max()) < MOST_PARTIES:
+        raise ArtifactError(
+            f"{kind}.{name} must lie from {least} to {MOST_PARTIES - 1}; it goes from {int(value.min())} to "
+            f"{int(value.max())}."
+        )
 
 
 def _expect(condition: bool, kind: str, expected: str, *values: Tensor) -> None:
@@ -126,6 +163,7 @@ class StyleBank(_Style):
     `owner` (R,) int64 holds client numbers."""
 
     kind: ClassVar[str] = "StyleBank"
+    integers: ClassVar[Mapping[str, int]] = {"owner": -MOST_PARTIES}  # senders without a name have negative numbers
     rank: ClassVar[int] = 2
     owner: Tensor
 
@@ -144,10 +182,13 @@ class InterpolationStyle(_Style):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ModelState(Artifact):
-    """Network parameters and buffers by name; also the type of the global model."""
+    """Network parameters and buffers by name, floats and integers; also the type of the global model."""
 
     kind: ClassVar[str] = "ModelState"
     state: Mapping[str, Tensor]
+
+    def _check_dtype(self, name: str, value: Tensor) -> None:
+        _expect_dtype(self.kind, name, value, (*FLOATS, *INTEGERS))
 
     def tensors(self) -> dict[str, Tensor]:
         """The state dict."""
@@ -168,6 +209,7 @@ class Amplitudes(Artifact):
     FedDG sends spectra of images; CCST's appendix E uses them as styles. `owner` (J,) int64 holds client numbers."""
 
     kind: ClassVar[str] = "Amplitudes"
+    integers: ClassVar[Mapping[str, int]] = {"owner": -MOST_PARTIES}
     values: Tensor
     owner: Tensor
 
@@ -183,6 +225,7 @@ class Prototypes(Artifact):
     """Mean features per class: `features` (rows, d), `classes` (rows,) int64 (FPL)."""
 
     kind: ClassVar[str] = "Prototypes"
+    integers: ClassVar[Mapping[str, int]] = {"classes": 0}
     features: Tensor
     classes: Tensor
 
@@ -244,15 +287,12 @@ def decode(content: bytes, *, source: str = "artifact") -> Artifact:
 
     Raises ArtifactError for anything that is not a legal artifact: foreign files, unknown kinds, missing tensors."""
     try:
-        loaded = load_tensors(content)
-        length = int.from_bytes(content[:8], "little")
-        header = json.loads(content[8 : 8 + length])
-        record = json.loads(header.pop("__metadata__")["fdgsec"])
+        tensors, metadata = read_safetensors(content, source="it", error=ArtifactError)
+        record = parse_json_object(metadata["fdgsec"], source="its record", error=ArtifactError)
         kind = str(record["kind"])
-        tensors = {name: loaded[name] for name in header}  # safetensors returns them in no fixed order
-    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+    except (ArtifactError, KeyError) as error:
         raise ArtifactError(
-            f"{source} is not an fdgsec artifact (safetensors with its JSON header): {error}."
+            f"{source} is not an fdgsec artifact (safetensors with its JSON header): {error}"
         ) from error
     cls = kind_named(kind)
     if record.get("schema") != SCHEMA or cls is None:

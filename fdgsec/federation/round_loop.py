@@ -22,7 +22,7 @@ from fdgsec.federation.method import (
 from fdgsec.federation.participation import ClientFailedError, Failure, RoundParticipation
 from fdgsec.federation.reply_checks import SCORES, differing_replies, objection, select_scores
 from fdgsec.federation.wire import SERVER, Message, Upload, Wire
-from fdgsec.runtime.errors import ArtifactError, UsageError
+from fdgsec.runtime.errors import ArtifactError, UsageError, message_line
 from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.secret_streams import SecretStream
 
@@ -159,7 +159,11 @@ class RoundLoop:
             kept = self.method.kept_entries(model.blueprint.network(stream(0, "world", "blueprint"), drawn=False))
         refused: dict[str, str] = {}
         for name, reply in replies.items():
-            said = objection(step, requests[name], reply, kept=kept) or self._guarded(STAGES[step], name, reply, clock)
+            try:
+                said = objection(step, requests[name], reply, kept=kept)
+                said = said or self._guarded(STAGES[step], name, reply, clock)
+            except Exception as error:  # noqa: BLE001 (a reply that no check counted on is its client's failure too)
+                said = message_line(f"it cannot be checked: {type(error).__name__}: {error}")
             if said is not None:
                 refused[name] = said
         return {

@@ -12,17 +12,20 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from fdgsec.federation.method import State
 from fdgsec.federation.wire import Transcript
 from fdgsec.nn.training.precision import capabilities, table_rows
 from fdgsec.runtime.cache_files import cache_root, collect_drafts, draft_folder, exchange, sync, sync_tree
+from fdgsec.runtime.checked_files import recalled_folder, remember_folder
 from fdgsec.runtime.disk_room import ROOM, check_room
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.file_locks import locked
 from fdgsec.runtime.invocation import command_line
 from fdgsec.runtime.source_hash import source_sha256
+from fdgsec.runtime.tensor_files import read_safetensors
+from fdgsec.runtime.untrusted_text import read_json_object
 from fdgsec.runtime.version import __version__
 
 MARKS = ("report.json", "transcript.jsonl", "sweep.json", "audit.json", "unfinished/run.json")
@@ -74,7 +77,11 @@ def unreported(folder: Path) -> Path:
 
 
 def save_run(folder: Path, transcript: Transcript, states: Mapping[str, State], facts: Mapping[str, object]) -> None:
-    """Store a transcript, the clients' states and plain facts under `folder`, completely or not at all."""
+    """Store a transcript, the clients' states and plain facts under `folder`, completely or not at all.
+
+    The folder is sealed under its own name, the key of the run."""
+    if folder.exists() and not _is_ours(folder):  # damaged, so that nothing marks it as fdgsec's any more
+        shutil.rmtree(folder)
     with new_folder(folder, private=True) as draft:
         transcript.save(draft)
         (draft / "states").mkdir()
@@ -83,14 +90,23 @@ def save_run(folder: Path, transcript: Transcript, states: Mapping[str, State], 
                 {name: value.contiguous() for name, value in state.items()}, draft / "states" / f"{client}.safetensors"
             )
         (draft / "facts.json").write_text(json.dumps(dict(facts)))
+        remember_folder(draft, key=folder.name)
 
 
-def load_run(folder: Path) -> tuple[Transcript, dict[str, State], dict[str, object]]:
-    """Read a stored run back. Raises ArtifactError where it was altered."""
+StoredRun = tuple[Transcript, dict[str, State], dict[str, object]]
+
+
+def load_run(folder: Path) -> StoredRun | None:
+    """Read a stored run back; None where there is none, or none that can be trusted, which is said on stderr."""
+    return recalled_folder(folder, key=folder.name, read=_read_run)
+
+
+def _read_run(folder: Path) -> StoredRun:
     states: dict[str, State] = {
-        path.name.removesuffix(".safetensors"): load_file(path) for path in sorted((folder / "states").iterdir())
+        path.name.removesuffix(".safetensors"): read_safetensors(path.read_bytes(), source=str(path))[0]
+        for path in sorted((folder / "states").iterdir())
     }
-    return Transcript.load(folder), states, json.loads((folder / "facts.json").read_text())
+    return Transcript.load(folder), states, read_json_object(folder / "facts.json")
 
 
 @contextmanager
@@ -160,8 +176,12 @@ def check_replaceable(path: Path) -> None:
     check_room(path.absolute().parent, needed=ROOM, option="--out")
 
 
+def _is_ours(folder: Path) -> bool:
+    return any((folder / mark).exists() for mark in MARKS)
+
+
 def _check_ours(path: Path) -> None:
     if path.is_file():
         raise UsageError(f"--out {path} is a file; name a folder.")
-    if path.is_dir() and any(path.iterdir()) and not any((path / mark).exists() for mark in MARKS):
+    if path.is_dir() and any(path.iterdir()) and not _is_ours(path):
         raise UsageError(f"--out {path} holds files that fdgsec did not write; name a new or empty folder.")

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from fdgsec.privacy.ledger import Ledger
 from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.errors import ArtifactError
 from fdgsec.runtime.secret_streams import SecretStream
+from fdgsec.runtime.untrusted_text import LARGEST_JSON, parse_json_object, read_bytes
 
 SERVER = "server"
 CLIENTS = "clients"
@@ -27,6 +29,10 @@ CLIENTS = "clients"
 ANONYMOUS = "anonymous"
 """Prefix of an anonymous sender: "anonymous:3" is a client whose name a policy has removed."""
 GENESIS = "0" * 64
+PARTY = re.compile(rf"{SERVER}|{CLIENTS}|(client|{ANONYMOUS}):[0-9]{{1,9}}")
+"""The names of senders and receivers."""
+LARGEST_PAYLOAD = 2**33
+_DIGEST = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +98,22 @@ class Row:
     bytes: int
     sha256: str
     link: str
+
+
+def _row(line: bytes, source: str) -> Row:
+    """Read one line of a transcript. Raises ArtifactError."""
+    told = parse_json_object(line, source=source, error=ArtifactError)
+    kinds = {"round": int, "bytes": int}
+    if told.keys() != Row.__dataclass_fields__.keys() or any(
+        type(value) is not kinds.get(name, str) for name, value in told.items()
+    ):
+        raise ArtifactError(f"{source} is no row of a transcript; it was altered.")
+    row = Row(**told)
+    parties = PARTY.fullmatch(row.sender) and PARTY.fullmatch(row.receiver)
+    digests = _DIGEST.fullmatch(row.sha256) and _DIGEST.fullmatch(row.link)
+    if not (parties and digests and row.round >= 0 and row.bytes >= 0):
+        raise ArtifactError(f"{source} names a party, a hash, a round or a size that is none; it was altered.")
+    return row
 
 
 def _link(previous: str, fields: Sequence[str | int]) -> str:
@@ -184,8 +206,9 @@ class Transcript:
     def load(cls, folder: Path) -> "Transcript":
         """Read a saved transcript back. Raises ArtifactError where the chain or a payload does not fit."""
         transcript = cls()
-        for number, line in enumerate((folder / "transcript.jsonl").read_text().splitlines(), 1):
-            row = Row(**json.loads(line))
+        index = read_bytes(folder / "transcript.jsonl", largest=LARGEST_JSON, error=ArtifactError)
+        for number, line in enumerate(index.splitlines(), 1):
+            row = _row(line, f"{folder / 'transcript.jsonl'} line {number}")
             fields = (row.round, row.stage, row.sender, row.receiver, row.kind, row.bytes, row.sha256)
             if _link(transcript.sha256, fields) != row.link:
                 raise ArtifactError(
@@ -194,7 +217,7 @@ class Transcript:
             transcript.rows.append(row)
             payload = folder / "payloads" / f"{row.sha256}.safetensors"
             if row.sha256 not in transcript.payloads and payload.exists():
-                content = payload.read_bytes()
+                content = read_bytes(payload, largest=LARGEST_PAYLOAD, error=ArtifactError)
                 if hashlib.sha256(content).hexdigest() != row.sha256:
                     raise ArtifactError(f"{payload} does not have the content that its name says; it was altered.")
                 transcript.payloads[row.sha256] = decode(content, source=str(payload))

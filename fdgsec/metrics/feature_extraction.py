@@ -6,15 +6,16 @@ the same weights and images. Tensors, the images under evaluation, are not cache
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import save
 from torch import Tensor
 
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.metrics.feature_extractors import ExtractedFeatures, Extractor
 from fdgsec.metrics.frechet_distance import ROWS, Gaussian, gaussian
-from fdgsec.runtime.cache_files import cache_root, write_atomic
+from fdgsec.runtime.cache_files import cache_root
+from fdgsec.runtime.checked_files import recalled, remember
 from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.tensor_files import read_safetensors
 
 Images = Tensor | DomainDataset
 BATCH = 16  # images in one pass of the network: fastest on a CPU; use 128 or more on a GPU
@@ -85,16 +86,19 @@ def _passes(extractor: Extractor, images: Images, batch_size: int) -> Iterator[E
 def _cached(
     kind: str, extractor: Extractor, images: Images, compute: Callable[[], dict[str, Tensor]], *, reuse: bool
 ) -> Mapping[str, Tensor]:
-    """Read the stored result of a dataset, else compute and store it; an unreadable file counts as none."""
+    """Read the stored result of a dataset, else compute and store it; a damaged file counts as none."""
     if not isinstance(images, DomainDataset) or not len(images):
         return compute()
     seen = f"{kind}-{extractor.name}-{extractor.fingerprint[:32]}-{images.content_sha256[:32]}"
     path = cache_root() / "features" / f"{seen}.safetensors"
-    if reuse and path.is_file():
-        try:
-            return load(path.read_bytes())
-        except SafetensorError:
-            pass
+    key = f"{kind} {extractor.name} {extractor.fingerprint} {images.content_sha256}"
+    stored = recalled(path, key=key, read=_tensors) if reuse else None
+    if stored is not None:
+        return stored
     found = compute()
-    write_atomic(path, save({name: tensor.contiguous() for name, tensor in found.items()}), private=True)
+    remember(path, save({name: tensor.contiguous() for name, tensor in found.items()}), key=key)
     return found
+
+
+def _tensors(content: bytes) -> Mapping[str, Tensor]:
+    return read_safetensors(content, source="its content")[0]

@@ -55,7 +55,10 @@ def renyi_epsilon(steps: tuple[Step, ...], delta: float) -> float:
     if any(step.mechanism == "laplace" and step.rate < 1 for step in steps):
         raise UsageError("the Renyi accountant cannot compose sampled Laplace noise; use accountant 'pld'.")
     with _quiet():
-        composed = rdp.RdpAccountant().compose(_event(steps))
+        try:
+            composed = rdp.RdpAccountant().compose(_event(steps))
+        except (OverflowError, ZeroDivisionError):  # so little noise that the losses leave floating point
+            return math.inf
         # Rounding can leave a tiny negative loss, which the library would take for no loss at all.
         sound = [(order, loss) for order, loss in zip(composed.orders, composed.rdp, strict=True) if loss > 0]
         orders, losses = [float(order) for order, _ in sound], [float(loss) for _, loss in sound]

@@ -19,7 +19,8 @@ from typing import IO, cast
 from urllib.error import HTTPError, URLError
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-from fdgsec.runtime.errors import MissingResourceError
+from fdgsec.runtime.errors import FdgsecError, MissingResourceError
+from fdgsec.runtime.untrusted_text import read_json_object
 
 Progress = Callable[[int, int | None], None]  # (bytes done, total bytes or None where the server does not say)
 
@@ -58,10 +59,10 @@ class _Order:
     def validator(self) -> str | None:
         """Give the tag or date of the version the part belongs to ("": the server gave none), None without a part."""
         try:
-            note = json.loads(self.note.read_text())
-        except (OSError, ValueError):
+            note = read_json_object(self.note)
+        except FdgsecError:
             return None
-        known = isinstance(note, dict) and note.get("url") == self.url and isinstance(note.get("validator"), str)
+        known = note.get("url") == self.url and isinstance(note.get("validator"), str)
         return str(note["validator"]) if known else None
 
     def begin(self, validator: str) -> None:

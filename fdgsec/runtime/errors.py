@@ -3,6 +3,9 @@
 import difflib
 from collections.abc import Iterable
 
+LONGEST_LINE = 300
+"""Characters of a message to a user; what is between its beginning and its end is left out of a longer one."""
+
 
 class FdgsecError(Exception):
     """An error that a user can act on; it is printed as one line, and the process ends with `exit_code`."""
@@ -52,3 +55,16 @@ def unknown_name(kind: str, name: str, known: Iterable[str], *, note: str = "") 
     near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.4)
     meant = f"did you mean {near[0]!r}? " if near else ""
     return UsageError(f"unknown {kind} {name!r}; {meant}known: {', '.join(names) or 'none'}{note}.")
+
+
+def message_line(text: str) -> str:
+    """Make one line of at most LONGEST_LINE printable characters of a text, which may quote files and the network.
+
+    A terminal would obey control characters, and characters that change the direction of writing."""
+    if len(text) > 100 * LONGEST_LINE:
+        text = f"{text[: 50 * LONGEST_LINE]} {text[-50 * LONGEST_LINE :]}"
+    shown = "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
+    if len(shown) <= LONGEST_LINE:
+        return shown
+    head = 2 * LONGEST_LINE // 3
+    return f"{shown[:head]} ... {shown[head + 5 - LONGEST_LINE :]}"

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from fdgsec.runtime.errors import message_line
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -223,5 +225,6 @@ def _logged(text: str) -> None:
 
 def warn(text: str) -> None:
     """Say something on stderr that the user should know but that stops nothing."""
-    print(f"fdgsec: {text}", file=sys.stderr)
-    _logged(text)
+    line = message_line(text)
+    print(f"fdgsec: {line}", file=sys.stderr)
+    _logged(line)

@@ -138,7 +138,7 @@ def test_a_tampered_run_is_refused_in_one_line(run: Path, tmp_path: Path, capsys
 
     told = capsys.readouterr()
     assert told.err.startswith("fdgsec: ")
-    assert "line 1 breaks the hash chain; it was altered" in told.err
+    assert "transcript.jsonl is not the file that was written; it was altered" in told.err
     assert told.err.count("\n") == 1
     assert not (tmp_path / "out").exists()
 

@@ -11,6 +11,7 @@ import fdgsec
 from fdgsec.experiments.attack_run.attack_finished_run import RecordedRequest, settings_for
 from fdgsec.experiments.attack_run.read_finished_run import Recorded, read_record, reconstruct_run
 from fdgsec.experiments.run_config import RunConfig
+from fdgsec.runtime.checked_files import write_sums
 from fdgsec.runtime.progress import NoProgress
 
 SMALL: dict[str, Any] = {"per_domain": 210, "image_size": 16, "encoder": "pixels"}
@@ -33,9 +34,10 @@ def again(
 
 
 def edited(run: Path, file: str, **changes: Any) -> None:
-    """Write other values into one of a run's JSON files."""
+    """Write other values into one of a run's JSON files, and the hashes that the files then have."""
     document = json.loads((run / file).read_text())
     (run / file).write_text(json.dumps({**document, **changes}))
+    write_sums(run)
 
 
 def pictures(root: Path, *, domains: tuple[str, ...], each: int, twice: int) -> Path:

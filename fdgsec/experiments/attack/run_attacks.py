@@ -68,6 +68,7 @@ from fdgsec.federation.wire import Transcript
 from fdgsec.metrics.measurement import Control
 from fdgsec.nn.styles.image_styles import encoder_named, prepare_statistics
 from fdgsec.runtime.cache_files import cache_root, write_atomic
+from fdgsec.runtime.checked_files import write_sums
 from fdgsec.runtime.disk_room import ROOM, check_room, system_line
 from fdgsec.runtime.errors import FdgsecError, UsageError
 from fdgsec.runtime.file_locks import locked
@@ -304,6 +305,7 @@ def write_report(
         for name, content in files.items():
             (draft / name).write_bytes(content)
         transcript.save(draft)
+        write_sums(draft)
 
 
 def prepare_style_view(
@@ -362,8 +364,9 @@ def _target_run(
     if stored is None:
         return *_made_run(inputs, progress), False
     with locked(stored, what="the run in", waiting=warn):
-        if stored.exists() and not fresh:
-            transcript, states, found = load_run(stored)
+        known = None if fresh else load_run(stored)
+        if known is not None:
+            transcript, states, found = known
             reused = not unreported(stored).exists()
             return FederationRun(transcript=transcript, states=states), _Facts.of(found), reused
         observed, facts = _made_run(inputs, progress)

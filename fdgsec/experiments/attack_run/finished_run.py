@@ -1,6 +1,5 @@
 """A finished training run, read back from its folder: settings, data, clients, final model, transcript."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,10 +9,12 @@ from fdgsec.experiments.train import MODEL, split_sources
 from fdgsec.federation.artifacts import ModelState, decode
 from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, Method
 from fdgsec.federation.wire import Transcript
+from fdgsec.runtime.checked_files import check_sums
 from fdgsec.runtime.errors import DataError, UsageError
 from fdgsec.runtime.progress import Progressive
 from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.secret_streams import simulated_stream
+from fdgsec.runtime.untrusted_text import read_json_object
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,10 +62,8 @@ def finished(run: Path, *, data_root: Path | None, progress: Progressive) -> Fin
     """Read a run that `fdgsec train` wrote. Raises UsageError for a folder without one, DataError for a broken one."""
     if not (run / "config.json").is_file() or not (run / MODEL).is_file():
         raise UsageError(f"{run} holds no trained run (config.json, {MODEL}); `fdgsec train --out {run}` writes one.")
-    try:
-        config = RunConfig.of(json.loads((run / "config.json").read_text()), where=f"{run}/config.json")
-    except ValueError as error:
-        raise DataError(f"{run}/config.json cannot be read: {error}") from error
+    check_sums(run)
+    config = RunConfig.of(read_json_object(run / "config.json"), where=f"{run}/config.json")
     method = method_of(config)
     world = load_world(config, data_root=data_root, progress=progress)
     clients, _ = split_sources(world, config)

@@ -5,7 +5,6 @@ client's; they are split in halves into non-members and auxiliary images. Images
 training images are in neither half. Runs of `fdgsec attack` have held-out roles, as have training runs whose report
 counts held-out images."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +23,11 @@ from fdgsec.experiments.train import split_sources
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.method import Client, GlobalModel, Method
 from fdgsec.federation.wire import Transcript
+from fdgsec.runtime.checked_files import check_sums
 from fdgsec.runtime.errors import ArtifactError, DataError, UsageError
 from fdgsec.runtime.progress import Progressive
 from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.untrusted_text import read_json_object
 from fdgsec.threats.adversary import ADVERSARIES
 
 ROLES = ("federation", "held_out", "auxiliary")
@@ -77,10 +78,11 @@ def read_record(run: Path) -> Record:
     for name in ("config.json", "report.json", "transcript.jsonl"):
         if not (run / name).is_file():
             raise UsageError(f"{run} holds no finished run ({name} is missing); `fdgsec train --out {run}` writes one.")
+    check_sums(run)
     config = settings_of(run)
     if config.target == OWN:
         raise UsageError(f"{run} holds an attack on style vectors, not a run; give the folder of a run.")
-    report = _document(run / "report.json")
+    report = read_json_object(run / "report.json")
     try:
         said = report["method"], report["seed"], report["dataset"]["name"], report["transcript_sha256"]
         counts = [report["dataset"][key] for key in ("roles", "manifest_sha256")]
@@ -101,27 +103,12 @@ def read_record(run: Path) -> Record:
 
 def settings_of(run: Path) -> RunConfig:
     """The settings in a run's folder. Raises DataError if they cannot be read, UsageError if they are not valid."""
-    return RunConfig.of(_document(run / "config.json"), where=f"{run}/config.json")
-
-
-def _document(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {error}.") from error
-    if not isinstance(found, dict):
-        raise DataError(f"{path} is no JSON object; it was altered.")
-    return found
+    return RunConfig.of(read_json_object(run / "config.json"), where=f"{run}/config.json")
 
 
 def _transcript(run: Path, expected: str) -> Transcript:
     """Read the whole transcript. Raises ArtifactError if a hash, a payload or the last row is not the run's."""
-    try:
-        transcript = Transcript.load(run)
-    except ArtifactError:
-        raise
-    except (OSError, ValueError, TypeError) as error:  # a line that is not a row breaks the hash chain
-        raise ArtifactError(f"{run / 'transcript.jsonl'} cannot be read ({error}); it was altered.") from error
+    transcript = Transcript.load(run)
     if transcript.sha256 != expected:
         raise ArtifactError(
             f"{run / 'transcript.jsonl'} ends with {transcript.sha256[:16]}, the report with {expected[:16]}; one of "

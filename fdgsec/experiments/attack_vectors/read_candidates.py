@@ -81,7 +81,8 @@ def _read_owner(path: Path) -> Tensor:
         )
     found = []
     for number, line in enumerate(lines[1:], 2):
-        if len(line) != 1 or not line[0].isdecimal() or (header[0] == "member" and line[0] not in ("0", "1")):
+        is_number = len(line) == 1 and line[0].isdecimal() and len(line[0]) < 10
+        if not is_number or (header[0] == "member" and line[0] not in ("0", "1")):
             expected = "0 or 1" if header[0] == "member" else "0 or the number of a vector"
             raise DataError(f"{path}, line {number}: {header[0]} must be {expected}; got {', '.join(line)!r}.")
         found.append(int(line[0]))

@@ -19,17 +19,21 @@ from PIL import Image
 from torch import Tensor
 
 from fdgsec.data.domains import DomainDataset
-from fdgsec.data.image_sources import ImageFile, decode
+from fdgsec.data.image_sources import DAMAGE, ImageFile, decode
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles, StyleBank, StyleStatistics
 from fdgsec.federation.artifacts import decode as decoded
+from fdgsec.federation.wire import LARGEST_PAYLOAD
 from fdgsec.runtime.errors import ArtifactError, DataError, UsageError, unknown_name
+from fdgsec.runtime.tensor_files import read_npy
+from fdgsec.runtime.untrusted_text import read_bytes
 
 OWN = "artifacts"
 """The name of target and method in reports on the user's vectors."""
 READABLE = (ImageStyles.kind, StyleStatistics.kind, StyleBank.kind, Amplitudes.kind)
 Rows = Literal["images", "clients"]
-LARGEST = 1e100
 """What a row of a table is of: one image of a single client, or all images of a client of its own."""
+LARGEST_TABLE = 2**30
+"""Bytes of a table in text."""
 COLUMNS = ("image", "label", "domain", "member")
 
 
@@ -94,7 +98,7 @@ def check_channels(sent: Mapping[str, Sent], *, channels: int, encoder: str, whe
 
 
 def _artifact(path: Path) -> Artifact:
-    artifact = decoded(path.read_bytes(), source=str(path))
+    artifact = decoded(read_bytes(path, largest=LARGEST_PAYLOAD), source=str(path))
     if artifact.kind not in READABLE:
         raise UsageError(
             f"{path} is a {artifact.kind}; --artifacts reads {', '.join(READABLE)}. For other kinds, use --run."
@@ -149,9 +153,7 @@ def sent_of_table(values: Tensor, *, rows: Rows, where: str) -> dict[str, Sent]:
 
 
 def styles_of_table(values: Tensor, where: str) -> tuple[Tensor, Tensor]:
-    """Split rows (R, 2C) into means and stds (R, C). Raises DataError, with `where` they are from.
-
-    Numbers above LARGEST are refused: the squares that distances are made of would be infinite."""
+    """Split rows (R, 2C) into means and stds (R, C). Raises DataError, with `where` they are from."""
     if values.ndim != 2 or not len(values) or values.shape[1] % 2 or not values.shape[1]:
         raise DataError(f"{where} must have rows of 2 C numbers, means then stds; got {tuple(values.shape)}.")
     mean, std = (part.contiguous() for part in values.chunk(2, dim=1))
@@ -159,8 +161,6 @@ def styles_of_table(values: Tensor, where: str) -> tuple[Tensor, Tensor]:
         ImageStyles(mean=mean, std=std)
     except ArtifactError as error:
         raise DataError(f"{where}: {error}") from error
-    if float(values.double().abs().max()) > LARGEST:
-        raise DataError(f"{where} has numbers above {LARGEST:g}, whose squares cannot be compared; divide all by one.")
     return mean, std
 
 
@@ -183,12 +183,12 @@ def read_table(path: Path) -> Tensor:
 
 
 def _from_npy(path: Path) -> Tensor:
-    try:
-        values = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path} cannot be read as .npy: {error}.") from error
-    if not isinstance(values, np.ndarray) or values.ndim != 2 or values.dtype.kind not in "fiu":
-        raise DataError(f"{path} must hold numbers (rows, 2 C): means, then stds; got {_shape(values)}.")
+    expected = f"{path} must hold numbers (rows, 2 C): means, then stds; it"
+    values = read_npy(read_bytes(path, largest=LARGEST_PAYLOAD), source=expected)
+    if values.ndim != 2:
+        raise DataError(
+            f"{path} must hold numbers (rows, 2 C): means, then stds; got {values.shape} of {values.dtype}."
+        )
     return tensor_of(values)
 
 
@@ -196,10 +196,6 @@ def tensor_of(values: "npt.NDArray[Any]") -> Tensor:
     """The numbers of an array in float32 where that holds them exactly by type (float16, float32), else in float64."""
     exact = np.float32 if values.dtype.kind == "f" and values.dtype.itemsize <= 4 else np.float64
     return torch.from_numpy(np.ascontiguousarray(values, dtype=exact).copy())
-
-
-def _shape(values: object) -> str:
-    return f"{values.shape} of {values.dtype}" if isinstance(values, np.ndarray) else type(values).__name__
 
 
 def _from_csv(path: Path) -> Tensor:
@@ -239,8 +235,9 @@ def _number(cell: str) -> bool:
 def csv_lines(path: Path) -> list[list[str]]:
     """The cells of a CSV file in UTF-8, by line. Raises DataError."""
     try:
-        return list(csv.reader(io.StringIO(path.read_text(encoding="utf-8-sig"), newline=""), strict=True))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        text = read_bytes(path, largest=LARGEST_TABLE).decode("utf-8-sig")
+        return list(csv.reader(io.StringIO(text, newline=""), strict=True))
+    except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} cannot be read as CSV in UTF-8: {error}.") from error
 
 
@@ -254,7 +251,7 @@ def read_truth(
     rows = _truth_rows(path)
     files = [path.parent / row["image"] for row in rows]
     for line, file in enumerate(files, 2):
-        if not file.is_file():
+        if not _is_file(file):
             raise DataError(f"{path}, line {line}: there is no image {file}.")
     names = {key: tuple(known) or tuple(dict.fromkeys(row[key] for row in rows if key in row)) or ("any",)
              for key, known in (("label", classes), ("domain", domains))}  # fmt: skip
@@ -271,6 +268,13 @@ def read_truth(
         ids=tuple(row["image"] for row in rows), class_names=names["label"], domain_names=names["domain"],
     )  # fmt: skip
     return Listed(images=images, members=_members(rows, path), labeled="label" in rows[0], placed="domain" in rows[0])
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name that is too long for the system
+        return False
 
 
 def _truth_rows(path: Path) -> list[dict[str, str]]:
@@ -326,7 +330,7 @@ def _common_size(files: Sequence[Path], path: Path) -> int:
         try:
             with Image.open(file) as image:
                 sizes.add(image.size)
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        except DAMAGE as error:
             raise DataError(f"{file} cannot be decoded ({error}); replace it.") from error
     width, height = next(iter(sizes))
     if len(sizes) > 1 or width != height:

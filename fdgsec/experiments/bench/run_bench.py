@@ -33,6 +33,7 @@ from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.errors import DataError, UsageError, unknown_name
 from fdgsec.runtime.interruption import kept_text, telling
 from fdgsec.runtime.progress import NoProgress, Progressive
+from fdgsec.runtime.untrusted_text import read_json_object
 from fdgsec.runtime.worker_processes import computed
 
 SCHEMA = 1
@@ -255,9 +256,9 @@ def stored(path: Path) -> dict[str, dict[str, Any]]:
     if not path.exists():
         return {}
     try:
-        document = json.loads(path.read_text())
+        document = read_json_object(path)
         cells = {str(row["key"]): dict(row) for row in document["cells"]}
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, LookupError, TypeError) as error:
         raise DataError(f"{path} holds no results of a bench: {error}; move it away or give another --out.") from error
     if document.get("schema") != SCHEMA:
         raise DataError(f"{path} has schema {document.get('schema')!r}; this version reads {SCHEMA}.")

@@ -16,10 +16,12 @@ from fdgsec.experiments.setup.run_inputs import load_world
 from fdgsec.federation.run_folder import run_key
 from fdgsec.nn.styles.image_styles import prepare_statistics
 from fdgsec.runtime.cache_files import write_atomic
-from fdgsec.runtime.errors import MissingResourceError, UsageError
+from fdgsec.runtime.checked_files import check_sums
+from fdgsec.runtime.errors import DataError, MissingResourceError, UsageError
 from fdgsec.runtime.interruption import kept_text, telling
-from fdgsec.runtime.progress import NoProgress, Progressive
+from fdgsec.runtime.progress import NoProgress, Progressive, warn
 from fdgsec.runtime.source_hash import check_unchanged, source_sha256
+from fdgsec.runtime.untrusted_text import read_json_object
 from fdgsec.runtime.worker_processes import computed
 
 Report = Mapping[str, Any] | str
@@ -183,11 +185,17 @@ def _report(
 
 
 def _stamped(folder: Path, stamp: Path, key: str) -> Mapping[str, Any] | None:
-    """The report of a finished run; None where there is none of these settings, or another one than was stamped."""
+    """The report of a finished run; None where there is none of these settings, or another one than was stamped.
+
+    One whose files were altered is not used, which is said on stderr."""
     if not stamp.exists() or not (folder / "report.json").exists():
         return None
     text = (folder / "report.json").read_bytes()
     if stamp.read_text(errors="replace") != f"{key} {hashlib.sha256(text).hexdigest()}":
         return None
-    found: Mapping[str, Any] = json.loads(text)
-    return found
+    try:
+        check_sums(folder)
+        return read_json_object(folder / "report.json")
+    except DataError as error:
+        warn(f"{folder} is not used, it is computed anew: {error}")
+        return None

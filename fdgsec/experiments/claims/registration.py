@@ -17,6 +17,7 @@ from fdgsec.experiments.run_config import build
 from fdgsec.federation.run_folder import code_sha256
 from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.untrusted_text import read_json_object
 
 NO_CHECKOUT = "not in a checkout"
 NOT_COMMITTED = "not committed"
@@ -70,13 +71,13 @@ def write_registration(registration: Registration, path: Path) -> None:
 def read_registration(path: Path) -> Registration:
     """Read a registration, and check that the ledger is still the registered one. Raises UsageError."""
     try:
-        document = json.loads(path.read_text())
+        document = read_json_object(path, error=UsageError)
         found = build(
             Registration, {key: value for key, value in document.items() if key not in ("schema", "files")},
             where=str(path),
         )  # fmt: skip
-    except (OSError, ValueError, AttributeError) as error:
-        raise UsageError(f"{path} is no registration: {error}.") from error
+    except UsageError as error:
+        raise UsageError(f"{path} is no registration: {error}") from error
     if found.ledger_sha256 != ledger_sha256():
         raise UsageError(
             f"{', '.join(DECIDED_BY)} are not those registered in {path}: their hash is {ledger_sha256()[:16]}..., the "

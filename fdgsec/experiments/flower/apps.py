@@ -1,9 +1,8 @@
 """The two Flower apps: `server` runs a job, `client` takes part in one."""
 
-import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -48,6 +47,7 @@ from fdgsec.runtime.errors import DataError, FdgsecError, UsageError
 from fdgsec.runtime.progress import NoProgress
 from fdgsec.runtime.secret_streams import new_key
 from fdgsec.runtime.threads import limited_threads
+from fdgsec.runtime.untrusted_text import parse_json
 from fdgsec.runtime.version import __version__
 
 SIMULATION = "FDGSEC_SIMULATION"
@@ -169,10 +169,17 @@ class NodeConfig:
             partition=int(told["partition-id"]), clients=int(told["num-partitions"]),
             data_root=Path(root) if root else None, state=Path(state) / f"run-{context.run_id}",
             own_data=bool(told.get("own-data", False)),
-            simulated=bool(simulated), required=tuple(json.loads(str(told.get("require-defenses", "[]")))),
-            uncovered=tuple(json.loads(str(told.get("uncovered", "[]")))),
+            simulated=bool(simulated), required=_names(told, "require-defenses"), uncovered=_names(told, "uncovered"),
             runs=int(told["runs"]) if "runs" in told else None, secret=secret,
         )  # fmt: skip
+
+
+def _names(told: Mapping[str, object], option: str) -> tuple[str, ...]:
+    """A list of texts in a node's configuration. Raises UsageError."""
+    found = parse_json(str(told.get(option, "[]")), source=f"{option} of --node-config", error=UsageError)
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise UsageError(f"{option} of --node-config must be a list of texts; got {found!r}.")
+    return tuple(found)
 
 
 def member_of(settings: str, context: Context) -> Member:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from fdgsec.experiments.run_config import RunConfig
+from fdgsec.experiments.run_config import RunConfig, build
 from fdgsec.experiments.setup.run_federation import FederationRun, RunRequest
 from fdgsec.experiments.setup.run_inputs import blueprint_of
 from fdgsec.experiments.train import MODEL
@@ -19,8 +19,10 @@ from fdgsec.federation.artifacts import ModelState, decode
 from fdgsec.federation.method import Blueprint, GlobalModel, Method
 from fdgsec.federation.wire import Transcript
 from fdgsec.runtime.cache_files import sync_tree, write_atomic
+from fdgsec.runtime.checked_files import check_sums, write_sums
 from fdgsec.runtime.errors import DataError, FdgsecError, UsageError
 from fdgsec.runtime.progress import Progressive, warn
+from fdgsec.runtime.untrusted_text import parse_json_object, read_json, read_json_object
 
 Purpose = Literal["train", "attack"]
 """The clients' images: all of the source domains (train), or only those with the federation role (attack)."""
@@ -68,20 +70,21 @@ class Job:
     @classmethod
     def read(cls, folder: Path) -> "Job":
         """Read job.json. Raises UsageError."""
-        try:
-            told = json.loads((folder / ORDER).read_text())
-        except (OSError, ValueError) as error:
-            raise UsageError(f"{folder / ORDER} cannot be read: {error}.") from error
-        return cls(**{**told, "config": RunConfig.of(told["config"], where=f"{folder / ORDER}: config")})
+        told = read_json_object(folder / ORDER, error=UsageError)
+        config = told.get("config")
+        if not isinstance(config, dict):
+            raise UsageError(f"{folder / ORDER} has no settings under config.")
+        return build(
+            cls,
+            {**told, "config": RunConfig.of(config, where=f"{folder / ORDER}: config")},
+            where=str(folder / ORDER),
+        )
 
 
 def settings_read(text: str) -> tuple[Purpose, RunConfig]:
     """Read `Job.settings`. Raises UsageError."""
-    try:
-        told = json.loads(text)
-        purpose, config = told["purpose"], told["config"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"the settings of this run cannot be read: {error}.") from error
+    told = parse_json_object(text, source="what the settings of this run say", error=UsageError)
+    purpose, config = told.get("purpose"), told.get("config")
     if purpose not in ("train", "attack") or not isinstance(config, dict):
         raise UsageError(f"the settings of this run name the purpose {purpose!r}; train and attack are known.")
     return purpose, RunConfig.of(config, where="run")
@@ -122,15 +125,17 @@ def save_trained(trained: FederationRun, folder: Path) -> None:
     }  # fmt: skip
     write_atomic(folder / FACTS, json.dumps(facts) + "\n")
     trained.transcript.save(folder)
+    write_sums(folder)
     sync_tree(folder)
 
 
 def load_trained(folder: Path, blueprint: Blueprint) -> FederationRun:
     """Read a run of `save_trained`; `blueprint` describes its network. Raises ArtifactError or DataError."""
     try:
-        facts, curve = json.loads((folder / FACTS).read_text()), json.loads((folder / CURVE).read_text())
-    except (OSError, ValueError) as error:
-        raise DataError(f"{folder} holds no finished run: {error}.") from error
+        check_sums(folder)
+        facts, curve = read_json_object(folder / FACTS), read_json(folder / CURVE)
+    except DataError as error:
+        raise DataError(f"{folder} holds no finished run: {error}") from error
     stored, model = folder / MODEL, None
     if stored.exists():
         state = decode(stored.read_bytes(), source=str(stored))
@@ -200,7 +205,7 @@ def finished_status(folder: Path) -> dict[str, Any]:
     path = folder / STATUS
     if not path.exists():
         raise JobFailedError(f"the federation left no {STATUS}: its server app never began; see Flower's log.")
-    told: dict[str, Any] = json.loads(path.read_text())
+    told = read_json_object(path)
     for reason in told["refused"]:
         warn(reason)
     for failure in told["failures"]:

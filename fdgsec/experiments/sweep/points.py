@@ -14,6 +14,7 @@ from typing import Any
 from fdgsec.experiments.sweep.tables import SPREAD, followed_rows, kin
 from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.errors import DataError
+from fdgsec.runtime.untrusted_text import read_json_object
 
 SCHEMA = 1
 ROW = ("name", "slice", "value", "low", "high", "chance", "n", "verdict")
@@ -27,7 +28,7 @@ def stored(path: Path) -> dict[str, dict[str, Any]]:
     if not path.exists():
         return {}
     try:
-        document = json.loads(path.read_text())
+        document = read_json_object(path)
         points = {str(key): _read(found) for key, found in document["points"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} holds no points of a sweep: {error}; move it away or give another --out.") from error

@@ -8,6 +8,7 @@ from fdgsec.federation.client_step import run_client_step
 from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.engines.state import MemoryStates, StateStore
 from fdgsec.federation.method import Client, GlobalModel, Inbox, Method, Reply, Step, StepRequest
+from fdgsec.runtime.errors import message_line
 
 
 def _recoded(inbox: Inbox) -> Inbox:
@@ -55,7 +56,7 @@ class LocalEngine:
             except Exception as error:
                 if not self.tolerant:
                     raise
-                failures[client.name] = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                failures[client.name] = message_line(f"{type(error).__name__}: {error}")
         return replies, failures
 
     def _done(self, client: Client, step: Step, request: StepRequest) -> Reply:

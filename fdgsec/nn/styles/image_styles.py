@@ -13,15 +13,18 @@ from functools import lru_cache
 from uuid import uuid4
 
 import torch
-from safetensors.torch import load, save
+from safetensors.torch import save
 from torch import Tensor
 from torch.nn.functional import interpolate
 
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.nn.styles.channel_statistics import EPS, Moments, adain
 from fdgsec.nn.styles.encoders import StyleEncoder, image_moments, load_encoder
-from fdgsec.runtime.cache_files import cache_root, write_atomic
+from fdgsec.runtime.cache_files import cache_root
+from fdgsec.runtime.checked_files import recalled, remember
+from fdgsec.runtime.errors import DataError
 from fdgsec.runtime.source_hash import source_sha256
+from fdgsec.runtime.tensor_files import read_safetensors
 
 Progress = Callable[[int, int], None]
 CHUNK = 128  # images copied from the (possibly memory-mapped) store at a time
@@ -139,15 +142,20 @@ def prepare_statistics(
     path = cache_root() / "features" / f"{hashlib.sha256(key.encode()).hexdigest()[:40]}.safetensors"
     if not reuse:
         _table(dataset, encoder, size).known[dataset.rows] = False
-    elif path.exists():
-        stored = load(path.read_bytes())
-        _table(dataset, encoder, size).fill(
-            dataset.rows, Moments(count=stored["count"], mean=stored["mean"], m2=stored["m2"])
-        )
+    elif (stored := recalled(path, key=key, read=_moments)) is not None:
+        _table(dataset, encoder, size).fill(dataset.rows, stored)
         return True
     found = statistics(name, dataset, size=size, progress=progress)
-    write_atomic(path, save({"count": found.count, "mean": found.mean, "m2": found.m2}), private=True)
+    remember(path, save({"count": found.count, "mean": found.mean, "m2": found.m2}), key=key)
     return False
+
+
+def _moments(content: bytes) -> Moments:
+    """Read stored statistics. Raises DataError."""
+    stored, _ = read_safetensors(content, source="its content")
+    if stored.keys() != {"count", "mean", "m2"}:
+        raise DataError("it holds no statistics.")
+    return Moments(count=stored["count"], mean=stored["mean"], m2=stored["m2"])
 
 
 def _code_of(encoder: StyleEncoder) -> str:

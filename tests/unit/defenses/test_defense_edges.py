@@ -58,7 +58,7 @@ DEFAULTS: Mapping[type[Defense], Mapping[str, object]] = {
 
 
 def style(value: float, std: float = 1.0) -> StyleStatistics:
-    return StyleStatistics(mean=torch.full((3,), value), std=torch.full((3,), std))
+    return StyleStatistics(mean=torch.full((3,), float(value)), std=torch.full((3,), float(std)))
 
 
 def released(defense: Defense, artifact: Artifact, **given: object) -> Artifact:
@@ -100,7 +100,7 @@ def test_options_at_the_edge_of_their_range_are_taken(kind: type[Defense], optio
         (PrivateScores, {"epsilon": 0.0}), (PrivateScores, {"delta": 0.0}), (PrivateScores, {"delta": 1.0}),
         (DPSGD, {}), (DPSGD, {"epsilon": 1.0, "noise_multiplier": 1.0}), (DPSGD, {"epsilon": 0.0}),
         (DPSGD, {"epsilon": 1.0, "delta": 0.0}), (DPSGD, {"epsilon": 1.0, "delta": 1.0}),
-        (DPSGD, {"noise_multiplier": -1e-9}), (DPSGD, {"noise_multiplier": math.inf}),
+        (DPSGD, {"noise_multiplier": -1e-9}), (DPSGD, {"noise_multiplier": 1e-9}), (DPSGD, {"noise_multiplier": math.inf}),
         (DPSGD, {"epsilon": 1.0, "max_grad_norm": 0.0}), (DPSGD, {"epsilon": 1.0, "max_grad_norm": math.inf}),
         (DPSGD, {"epsilon": 1.0, "max_physical_batch": 0}),
         (DPFedAvg, {"noise_multiplier": -1e-9}), (DPFedAvg, {"noise_multiplier": math.inf}), (DPFedAvg, {"weight_cap": 0}),
@@ -137,7 +137,7 @@ def test_distributed_noise_alone_needs_every_client():
 @pytest.mark.parametrize("options", [{"epsilon": math.inf}, {"noise_multiplier": 0.0}])
 def test_dp_sgd_without_noise_plans_no_guarantee(options: dict[str, float]):
     assert DPSGD(**options).promise is None  # type: ignore[arg-type]
-    for noisy in (DPSGD(epsilon=8.0), DPSGD(noise_multiplier=1e-9)):
+    for noisy in (DPSGD(epsilon=8.0), DPSGD(noise_multiplier=1e-3)):
         assert noisy.promise is not None
         assert (noisy.promise.unit, noisy.promise.relations) == ("record", {"zero-out"})
 

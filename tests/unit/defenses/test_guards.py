@@ -66,7 +66,9 @@ def received(
 
 
 def styles(*means: float) -> list[Artifact]:
-    return [StyleStatistics(mean=torch.tensor([mean, 2 * mean]), std=torch.ones(2)) for mean in means]
+    return [
+        StyleStatistics(mean=torch.tensor([mean, 2 * mean], dtype=torch.float32), std=torch.ones(2)) for mean in means
+    ]
 
 
 def means(artifacts: Sequence[Artifact]) -> Tensor:

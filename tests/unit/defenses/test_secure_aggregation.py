@@ -142,7 +142,7 @@ def test_states_and_spectra_are_weighted_means_and_counters_are_rounded():
         return {
             "model": ModelState(state=state),
             "generator": GeneratorState(state=state),
-            "spectrum": Amplitudes(values=torch.full((1, 1, 1, 1), value), owner=owner),
+            "spectrum": Amplitudes(values=torch.full((1, 1, 1, 1), float(value)), owner=owner),
             NUMBERS: Scores(values=torch.tensor([value, value])),
         }
 

@@ -1,6 +1,7 @@
 """A finished run made again: whose images are whose, and folders that are not what was written."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 
 import fdgsec
 from fdgsec.experiments.attack_run.read_finished_run import read_record
+from fdgsec.runtime.checked_files import SUMS, write_sums
 from fdgsec.runtime.errors import ArtifactError, DataError, FdgsecError, UsageError
 from tests.support.layouts import dassl_vlcs, write
 from tests.support.recorded_run import again, edited, pictures, ran
@@ -121,13 +123,14 @@ def altered(lines: list[str]) -> list[str]:
         (lambda lines: lines[1:], "breaks the hash chain"),
         (lambda lines: lines[:-1], "one of them was altered"),
         (lambda lines: [*lines, "no row"], "cannot be read"),
-        (lambda lines: [*lines, json.dumps({"round": 0})], "cannot be read"),
+        (lambda lines: [*lines, json.dumps({"round": 0})], "is no row of a transcript"),
     ],
     ids=["a row changed", "the first row gone", "the last row gone", "no JSON", "no row"],
 )
 def test_a_transcript_that_was_altered_is_refused(copy: Path, change: Callable[[list[str]], list[str]], said: str):
     file = copy / "transcript.jsonl"
     file.write_text("\n".join(change(file.read_text().splitlines())) + "\n")
+    write_sums(copy)
 
     with pytest.raises(ArtifactError, match=said) as caught:
         read_record(copy)
@@ -141,10 +144,12 @@ def test_a_payload_that_was_altered_or_taken_away_is_refused(copy: Path):
     content = payload.read_bytes()
 
     payload.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    write_sums(copy)
     with pytest.raises(ArtifactError, match="does not have the content"):
         read_record(copy)
 
     payload.unlink()
+    write_sums(copy)
     with pytest.raises(ArtifactError, match="is missing; the run is not complete"):
         read_record(copy)
 
@@ -174,7 +179,30 @@ def test_a_folder_without_a_run_says_what_is_missing(tmp_path: Path, copy: Path)
         read_record(tmp_path)
 
     (copy / "config.json").write_text("{")
+    write_sums(copy)
     with pytest.raises(DataError, match=r"config\.json cannot be read"):
+        read_record(copy)
+
+
+def test_every_file_of_a_run_that_is_altered_or_missing_is_named(run: Path, tmp_path: Path):
+    names = sorted(path.relative_to(run) for path in run.rglob("*") if path.is_file() and path.name != SUMS)
+    assert len(names) >= 6
+    for number, name in enumerate(names):
+        for damage in ("cut", "gone"):
+            other = Path(shutil.copytree(run, tmp_path / f"{number}-{damage}"))
+            content = (run / name).read_bytes()
+            (other / name).unlink()
+            if damage == "cut":
+                (other / name).write_bytes(content[:-1])
+
+            with pytest.raises((DataError, UsageError), match=re.escape(name.name)):  # no run without its settings
+                read_record(other)
+
+
+def test_a_run_without_the_hashes_of_its_files_is_refused(copy: Path):
+    (copy / SUMS).unlink()
+
+    with pytest.raises(DataError, match="has no SHA256SUMS: it is incomplete, or of an older version"):
         read_record(copy)
 
 

@@ -19,7 +19,7 @@ from fdgsec.experiments.simulated_runs.challenger import Challenger
 from fdgsec.federation.artifacts import ImageStyles, ModelState, StyleDistribution
 from fdgsec.federation.method import SHARED_ROWS
 from fdgsec.nn.styles.image_styles import statistics
-from fdgsec.runtime.errors import ArtifactError, DataError, UsageError
+from fdgsec.runtime.errors import DataError, UsageError
 from fdgsec.runtime.progress import NoProgress
 from fdgsec.threats.adversary import ADVERSARIES
 from fdgsec.threats.attack import Question
@@ -247,7 +247,7 @@ def test_an_altered_run_is_refused_before_anything_is_written(copy: Path, tmp_pa
     file = copy / "transcript.jsonl"
     file.write_text(file.read_text().replace('"round": 0', '"round": 1', 1))
 
-    with pytest.raises(ArtifactError, match="line 1 breaks the hash chain"):
+    with pytest.raises(DataError, match=r"transcript\.jsonl is not the file that was written"):
         attack_recorded(
             RecordedRequest(run=copy), data_root=None, out=tmp_path / "out", fresh=True, progress=NoProgress()
         )

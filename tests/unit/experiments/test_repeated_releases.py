@@ -74,7 +74,7 @@ def row(**where: int) -> Measurement:
 def transcript(*values: float) -> Transcript:
     found = Transcript()
     for number, value in enumerate(values):
-        style = StyleStatistics(mean=torch.full((2,), value), std=torch.full((2,), 1.0))
+        style = StyleStatistics(mean=torch.full((2,), float(value)), std=torch.full((2,), 1.0))
         found.append(Message(round=number, stage="share", sender="client:1", receiver="server", artifact=style))
     return found
 
@@ -220,7 +220,7 @@ def test_a_second_model_in_an_update_is_named_as_unread(own_cache: object):
 def sent_at_once(stage: str, *values: float) -> Transcript:
     found = Transcript()
     for value in values:
-        style = StyleStatistics(mean=torch.full((2,), value), std=torch.full((2,), 1.0))
+        style = StyleStatistics(mean=torch.full((2,), float(value)), std=torch.full((2,), 1.0))
         found.append(Message(round=0, stage=stage, sender="client:1", receiver="server", artifact=style))
     return found
 
@@ -228,7 +228,7 @@ def sent_at_once(stage: str, *values: float) -> Transcript:
 def test_two_head_gradients_that_are_shared_at_once_count_twice():
     found = Transcript()
     for value in (1.0, 2.0):
-        gradient = HeadGradient(weight=torch.full((2, 3), value), bias=torch.full((2,), value))
+        gradient = HeadGradient(weight=torch.full((2, 3), float(value)), bias=torch.full((2,), float(value)))
         found.append(Message(round=0, stage="share", sender="client:1", receiver="server", artifact=gradient))
 
     assert found.different_exchanges() == {"HeadGradient": 2}

@@ -198,3 +198,67 @@ def test_a_changed_copy_keeps_owners_and_leaves_the_first_as_it_was():
     assert (other.mean.tolist(), other.std.tolist()) == ([[0.0, 0.0]] * 3, [[2.0, 2.0]] * 3)
     assert other.owner is bank.owner
     assert float(bank.mean.max()) == -1
+
+
+FLOATING = [(kind, name) for kind in KINDS for name in ONE[kind] if ONE[kind][name].is_floating_point()]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind, name in FLOATING if kind not in ("ModelState", "GeneratorState")]
+)
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int64, torch.bool])
+def test_numbers_that_are_no_real_floats_are_refused(kind: str, name: str, dtype: torch.dtype):
+    with pytest.raises(ArtifactError, match=rf"{kind}\.{name} must be a dense tensor of float16, bfloat16, float32"):
+        made(kind, **{name: ONE[kind][name].to(dtype)})
+
+
+@pytest.mark.parametrize("kind", ["ModelState", "GeneratorState"])
+@pytest.mark.parametrize("value", [torch.tensor([complex(float("nan"), 0)]), torch.ones(2).to_sparse()])
+def test_a_model_holds_no_complex_and_no_sparse_numbers(kind: str, value: Tensor):
+    with pytest.raises(ArtifactError, match=rf"{kind}\.z must be a dense tensor"):
+        made(kind, z=value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize(("kind", "name"), FLOATING)
+def test_every_real_float_type_is_accepted(kind: str, name: str, dtype: torch.dtype):
+    tensors = {other: value.to(dtype) if value.is_floating_point() else value for other, value in ONE[kind].items()}
+
+    assert made(kind, **tensors).tensors()[name].dtype == dtype
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, name in FLOATING if name != "empty"])
+def test_numbers_whose_squares_leave_float32_are_refused_and_smaller_ones_are_not(kind: str, name: str):
+    value = ONE[kind][name].clone()
+    value.view(-1)[-1] = 9.9e17
+    made(kind, **{name: value})
+
+    value.view(-1)[-1] = 1e37
+    with pytest.raises(ArtifactError, match=rf"{kind}\.{name} holds 1e\+37; numbers up to 1e\+18 are accepted"):
+        made(kind, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "number"),
+    [
+        ("Prototypes", "classes", -1), ("Prototypes", "classes", 2**62), ("Prototypes", "classes", 2**31),
+        ("StyleBank", "owner", 2**62), ("StyleBank", "owner", -(2**62)), ("Amplitudes", "owner", 2**31),
+    ],
+)  # fmt: skip
+def test_classes_and_owners_that_no_federation_has_are_refused(kind: str, name: str, number: int):
+    value = ONE[kind][name].clone()
+    value[0] = number
+
+    with pytest.raises(ArtifactError, match=rf"{kind}\.{name} must lie from -?\d+ to 2147483647"):
+        made(kind, **{name: value})
+
+
+@pytest.mark.parametrize(("kind", "name"), [("Prototypes", "classes"), ("StyleBank", "owner"), ("Amplitudes", "owner")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32, torch.bool])
+def test_classes_and_owners_are_64_bit_integers(kind: str, name: str, dtype: torch.dtype):
+    with pytest.raises(ArtifactError, match=rf"{kind}\.{name} must be a dense tensor of int64"):
+        made(kind, **{name: ONE[kind][name].to(dtype)})
+
+
+def test_owners_without_a_name_are_negative_and_accepted():
+    assert made("StyleBank", owner=torch.tensor([-1, -2, -5])).tensors()["owner"].tolist() == [-1, -2, -5]

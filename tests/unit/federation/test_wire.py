@@ -14,7 +14,7 @@ from fdgsec.threats.adversary import ADVERSARIES
 
 
 def style(value: float) -> StyleStatistics:
-    return StyleStatistics(mean=torch.full((2,), value), std=torch.ones(2))
+    return StyleStatistics(mean=torch.full((2,), float(value)), std=torch.ones(2))
 
 
 def message(sender: str, receiver: str, artifact: Artifact) -> Message:

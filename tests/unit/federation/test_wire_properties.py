@@ -25,7 +25,7 @@ from fdgsec.runtime.secret_streams import SecretStream, simulated_stream
 
 
 def style(value: float) -> StyleStatistics:
-    return StyleStatistics(mean=torch.full((2,), value), std=torch.ones(2))
+    return StyleStatistics(mean=torch.full((2,), float(value)), std=torch.ones(2))
 
 
 def message(artifact: Artifact, *, round: int = 0, sender: str = "client:0") -> Message:

@@ -24,7 +24,7 @@ from fdgsec.threats.adversary import ADVERSARIES, Knowledge, View, averaged
 
 
 def style(value: float) -> StyleStatistics:
-    return StyleStatistics(mean=torch.full((2,), value), std=torch.full((2,), value + 10))
+    return StyleStatistics(mean=torch.full((2,), float(value)), std=torch.full((2,), float(value + 10)))
 
 
 def bank(*values: float, owner: tuple[int, ...] = (0, 1, 1)) -> StyleBank:
@@ -201,7 +201,9 @@ def test_uploads_of_other_kinds_or_shapes_are_not_averaged():
 
 
 def test_a_mean_of_spectra_keeps_the_owners_of_the_first():
-    one, two = (Amplitudes(values=torch.full((2, 3, 4, 3), value), owner=torch.tensor([1, 1])) for value in (1.0, 4.0))
+    one, two = (
+        Amplitudes(values=torch.full((2, 3, 4, 3), float(value)), owner=torch.tensor([1, 1])) for value in (1.0, 4.0)
+    )
 
     mean = averaged([one, two])
 

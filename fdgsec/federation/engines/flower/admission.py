@@ -17,10 +17,10 @@ from flwr.serverapp import Grid
 
 from fdgsec.federation.engines.flower.certificates import public_key, public_key_line
 from fdgsec.federation.engines.flower.codec import Introduction, packed_whoami, printable, read_introduction
-from fdgsec.federation.engines.flower.grid import POLL, VERB, content_of, exchange, time_to_live
+from fdgsec.federation.engines.flower.grid import POLL, VERB, content_of, exchange, reason_of, time_to_live
 from fdgsec.federation.engines.flower.step_limits import link_once
 from fdgsec.federation.round_loop import ClientFailedError
-from fdgsec.runtime.errors import FdgsecError
+from fdgsec.runtime.errors import message_line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,8 +162,8 @@ def _applicants(grid: Grid, nodes: Sequence[NodeInfo], *, settings: str, wait: f
         told: Introduction | str
         try:
             told = read_introduction(content_of(answers.get(each.node_id), wait).content)
-        except FdgsecError as error:
-            told = str(error)
+        except Exception as error:  # noqa: BLE001 (one node's answer ends no run)
+            told = message_line(reason_of(error))
         key = public_key_line(each.public_key)
         found.append(Applicant(node=each.node_id, key=key, registered=each.registered_at, told=told))
     return found

@@ -16,6 +16,7 @@ from fdgsec.federation.engines.state import StateMark
 from fdgsec.federation.method import Clock, Reply, Step, StepRequest
 from fdgsec.privacy.accounting import Use
 from fdgsec.runtime.errors import FdgsecError
+from fdgsec.runtime.untrusted_text import parse_json_object
 
 Verb = Literal["whoami"] | Step
 
@@ -24,8 +25,8 @@ HEAD, BODY = "fdgsec", "artifacts"
 MODEL_SLOT = "model"
 """The place of the global model in a request; the artifacts of a client's inbox are under "inbox." and their slot."""
 INBOX = "inbox."
-UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
-"""What reading JSON from the network may raise, deeply nested lists included."""
+UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+"""What making something of plain data from the network may raise."""
 LONGEST = 500
 """Characters of a text from the network that are shown."""
 
@@ -81,7 +82,7 @@ def read_request(content: RecordDict) -> DecodedRequest:
     known = StateMark(version=_whole(head, "state_version"), sha256=_text(head, "state_sha256"))
     settings = _text(head, "settings")
     if verb not in ("whoami", *get_args(Step)):
-        raise WireFormatError(f"a message asks for {verb!r}; whoami, {', '.join(get_args(Step))} are known.")
+        raise WireFormatError(f"a message asks for {_shown(verb)}; whoami, {', '.join(get_args(Step))} are known.")
     if verb == "whoami":
         return DecodedRequest(verb="whoami", settings=settings, known=known, inbox={})
     orders = _orders_read(_text(head, "orders"))
@@ -126,7 +127,7 @@ def read_introduction(content: RecordDict) -> Introduction:
     """Decode an introduction. Raises WireFormatError, with the reason of a node that failed to give one."""
     head = _answered(content)
     try:
-        fields: dict[str, Any] = json.loads(_text(head, "introduction"))
+        fields = _object(_text(head, "introduction"))
         told = Introduction(**{**fields, "classes": tuple(fields["classes"])})
     except UNREADABLE as error:
         raise WireFormatError(f"an introduction cannot be read: {printable(str(error))}.") from error
@@ -162,7 +163,7 @@ def read_reply(content: RecordDict) -> tuple[Reply, StateMark]:
     head, body = _answered(content), _body(content)
     weight = head.get("weight")
     if not isinstance(weight, float):
-        raise WireFormatError(f"a reply has the weight {weight!r}; a number was expected.")
+        raise WireFormatError(f"a reply has the weight {_shown(weight)}; a number was expected.")
     orders = _orders_read(_text(head, "orders"))
     reply = Reply(
         artifacts={slot: _artifact(body, slot, orders) for slot in _texts(head, "slots")}, weight=weight,
@@ -177,18 +178,29 @@ def _use(use: Use) -> dict[str, object]:
 
 def _uses(text: str) -> dict[str, tuple[Use, ...] | None]:
     try:
-        told: dict[str, list[dict[str, Any]] | None] = json.loads(text)
-        return {slot: None if uses is None else tuple(Use(**use) for use in uses) for slot, uses in told.items()}
+        told: Mapping[str, list[dict[str, Any]] | None] = _object(text, bits=128)
+        return {slot: None if uses is None else tuple(map(_read_use, uses)) for slot, uses in told.items()}
     except UNREADABLE as error:
         raise WireFormatError(f"what a reply says of its noise cannot be read: {printable(str(error))}.") from error
 
 
+def _read_use(told: Mapping[str, Any]) -> Use:
+    use = Use(**told)
+    numbers = (use.noise, use.sampling_rate, *use.sensitivity.values())
+    if type(use.count) is not int or not all(type(one) in (int, float) for one in numbers):
+        raise ValueError("its counts are whole numbers, the others numbers")
+    return use
+
+
 def _metrics(text: str) -> dict[str, float]:
     try:
-        told: dict[str, Any] = json.loads(text)
-        return {str(name): float(value) for name, value in told.items()}
+        return {name: float(value) for name, value in _object(text).items()}
     except UNREADABLE as error:
         raise WireFormatError(f"the metrics of a reply cannot be read: {printable(str(error))}.") from error
+
+
+def _object(text: str, *, bits: int = 64) -> dict[str, Any]:
+    return parse_json_object(text, source="its JSON", bits=bits)
 
 
 def _records(head: Mapping[str, Any], body: Mapping[str, bytes]) -> RecordDict:
@@ -233,7 +245,7 @@ def _orders(artifacts: Mapping[str, Artifact]) -> str:
 
 def _orders_read(text: str) -> dict[str, tuple[str, ...]]:
     try:
-        told: dict[str, list[str]] = json.loads(text)
+        told: Mapping[str, list[str]] = _object(text)
         return {str(slot): tuple(str(name) for name in names) for slot, names in told.items()}
     except UNREADABLE as error:
         raise WireFormatError(f"the order of a message's tensors cannot be read: {printable(str(error))}.") from error
@@ -256,19 +268,23 @@ def ordered(state: ModelState, names: tuple[str, ...]) -> ModelState:
 def _text(head: ConfigRecord, name: str) -> str:
     value = head.get(name)
     if not isinstance(value, str):
-        raise WireFormatError(f"the field {name} of a message is {value!r}; text was expected.")
+        raise WireFormatError(f"the field {name} of a message is {_shown(value)}; text was expected.")
     return value
 
 
 def _texts(head: ConfigRecord, name: str) -> list[str]:
     value = head.get(name)
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise WireFormatError(f"the field {name} of a message is {value!r}; a list of names was expected.")
+        raise WireFormatError(f"the field {name} of a message is {_shown(value)}; a list of names was expected.")
     return [str(item) for item in value]
 
 
 def _whole(head: ConfigRecord, name: str) -> int:
     value = head.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise WireFormatError(f"the field {name} of a message is {value!r}; a whole number was expected.")
+        raise WireFormatError(f"the field {name} of a message is {_shown(value)}; a whole number was expected.")
     return value
+
+
+def _shown(value: object) -> str:
+    return printable(repr(value), 100)

@@ -19,7 +19,7 @@ from fdgsec.federation.engines.flower.codec import (
 )
 from fdgsec.federation.engines.state import StateMark
 from fdgsec.federation.method import Reply, Step, StepRequest
-from fdgsec.runtime.errors import FdgsecError
+from fdgsec.runtime.errors import FdgsecError, message_line
 
 VERB = "query.fdgsec"
 """The one kind of message that nodes answer."""
@@ -74,8 +74,8 @@ class GridEngine:
             answer = answers.get(self.nodes[name])
             try:
                 replies[name], self.marks[name] = read_reply(content_of(answer, self.timeout).content)
-            except FdgsecError as error:
-                failures[name] = str(error)
+            except Exception as error:  # noqa: BLE001 (whatever a reply makes its reader raise is the failure of its client alone)
+                failures[name] = message_line(reason_of(error))
                 self.sent.pop(name, None)  # it is unknown whether the client has the model
         if requests:
             number, seconds = next(iter(requests.values())).clock.round, time.monotonic() - started
@@ -100,6 +100,11 @@ class GridEngine:
             step, request, settings=self.settings, known=self.marks.get(name, UNKNOWN), model=model, held=held
         )
         return Message(content=content, dst_node_id=self.nodes[name], message_type=VERB, ttl=time_to_live(self.timeout))
+
+
+def reason_of(error: Exception) -> str:
+    """Describe an error about one node: the text of fdgsec's own, of others also their type."""
+    return str(error) if isinstance(error, FdgsecError) else f"{type(error).__name__}: {error}"
 
 
 def exchange(grid: Grid, messages: Sequence[Message], *, timeout: float) -> dict[int, Message]:
