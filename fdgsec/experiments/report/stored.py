@@ -1,6 +1,5 @@
 """Reports from stored documents: report.json read back into an AttackReport."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 from fdgsec.experiments.report.schema import SCHEMA, AttackReport, AttackResult, Figure
 from fdgsec.metrics.measurement import Control, Measurement
 from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.untrusted_text import read_json_object
 
 
 def stored_path(run: Path) -> Path:
@@ -24,8 +24,8 @@ def stored_report(run: Path) -> AttackReport:
 
     Raises UsageError where there is no report, or none of this schema."""
     path = stored_path(run)
+    document = read_json_object(path, error=UsageError)
     try:
-        document = json.loads(path.read_text())
         return report_of(document)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{path} is not a report of schema {SCHEMA}: {type(error).__name__} {error}.") from error

@@ -18,6 +18,7 @@ from fdgsec.methods.fedalign import FedAlign
 from fdgsec.metrics.roc import auc
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
+from fdgsec.threats.answers import MemberList
 from fdgsec.threats.attack import Question, TargetFacts
 from tests.support.three_domains import (
     challenger_of,
@@ -86,6 +87,7 @@ def test_a_linear_program_finds_the_same_images(roles: Roles):
             torch.cat([torch.zeros(len(candidates)), torch.ones(2 * len(slack))]).numpy(),
             A_eq=torch.cat([matrix, slack, -slack], dim=1).numpy(), b_eq=target.numpy(), bounds=(0, None),
         )  # fmt: skip
+        assert solved.x is not None
         found |= torch.from_numpy(solved.x[: len(candidates)] > 0.1)
 
     posterior = group_reader([case], knowledge, stream(0, "attack")).solved(case, case)
@@ -148,6 +150,6 @@ def test_planted_groups_are_found():
 
     assert {case.question for case in control.cases} == {"rounds"}
     answers = attack.run(control.cases, control.knowledge, stream(0, "attack"))
-    lists = {answer.case: answer.believed for answer in answers if hasattr(answer, "believed")}
+    lists = {answer.case: answer.believed for answer in answers if isinstance(answer, MemberList)}
     for number, truth in enumerate(control.truths):
         assert torch.equal(lists[number], members_of(truth))
