@@ -214,7 +214,7 @@ def lose_power(place: Place) -> int:
 
 
 def documents(command: Command, out: Path) -> dict[str, object]:
-    """The documents of a finished command but for seconds."""
+    """The documents of a finished command but for seconds, date and command."""
     found: dict[str, object] = {}
     for name in command.documents:
         text = (out / name).read_text()
@@ -224,7 +224,8 @@ def documents(command: Command, out: Path) -> dict[str, object]:
 
 def _without_seconds(value: object) -> object:
     if isinstance(value, dict):
-        return [(key, _without_seconds(each)) for key, each in value.items() if "seconds" not in key]
+        kept = [key for key in value if "seconds" not in key and key not in ("date", "command")]
+        return [(key, _without_seconds(value[key])) for key in kept]
     return [_without_seconds(each) for each in value] if isinstance(value, list) else value
 
 

@@ -35,16 +35,18 @@ class NoRoomError(FdgsecError):
 def check_room(folder: Path, *, needed: int, option: str) -> None:
     """Raise NoRoomError where `folder` cannot be written, or its disk has fewer than `needed` bytes free.
 
-    It is created; `option` is what a user names it with."""
+    One that does not exist is judged by the folder that it would be made in. `option` is what a user names it with."""
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder) as file:
+        if not existing.is_dir():
+            raise FileExistsError
+        with tempfile.TemporaryFile(dir=existing) as file:
             file.write(b"fdgsec")
             file.flush()
             os.fsync(file.fileno())
-        free = shutil.disk_usage(folder).free
+        free = shutil.disk_usage(existing).free
     except OSError as error:
-        reason = "it is a file" if isinstance(error, FileExistsError) else error.strerror
+        reason = f"{existing} is a file" if isinstance(error, FileExistsError) else error.strerror
         raise NoRoomError(f"{folder} cannot be written: {reason}; name another folder with {option}.") from error
     if free < needed:
         raise NoRoomError(

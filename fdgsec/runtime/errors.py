@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Iterable
 
-LONGEST_LINE = 300
+LONGEST_LINE = 600
 """Characters of a message to a user; what is between its beginning and its end is left out of a longer one."""
 
 

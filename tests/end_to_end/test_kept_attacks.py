@@ -43,9 +43,10 @@ def attacked(config: RunConfig, *, fresh: bool = False, kept_for: str = "", stop
 
 
 def text(report: AttackReport) -> str:
-    """report.json but for seconds."""
+    """report.json but for seconds, date and command."""
     same = [replace(each, seconds=0.0) for each in report.attacks]
-    return replace(report, attacks=same, seconds=0.0).json()
+    made = {name: value for name, value in report.environment.items() if name not in ("date", "command")}
+    return replace(report, attacks=same, seconds=0.0, environment=made).json()
 
 
 def kept(cache: Path) -> list[Path]:

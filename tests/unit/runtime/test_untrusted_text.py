@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fdgsec.runtime.errors import ArtifactError, DataError, FdgsecError, message_line
+from fdgsec.runtime.errors import LONGEST_LINE, ArtifactError, DataError, FdgsecError, message_line
 from fdgsec.runtime.progress import warn
 from fdgsec.runtime.untrusted_text import (
     DEEPEST,
@@ -85,7 +85,7 @@ def test_a_file_that_cannot_be_read_or_is_too_large_is_a_typed_error(tmp_path: P
 def test_a_message_is_one_printable_line_of_at_most_300_characters(text: str, capsys: pytest.CaptureFixture[str]):
     said = message_line(f"first {text} last")
 
-    assert len(said) == 300
+    assert len(said) == LONGEST_LINE
     assert said.isprintable()
     assert said.startswith("first ")
     assert said.endswith(" last")
