@@ -61,7 +61,7 @@ class NearlyEqual:
         bias, covariance = self.error(size_of(case))
         release, noise = self.reader.release(case, seen)
         return whitened_equations(
-            self._records(case.candidates), release - bias, covariance + np.diag(noise.square().numpy()),
+            records_of(case.candidates, self.reader), release - bias, covariance + np.diag(noise.square().numpy()),
             images=size_of(case),
         )  # fmt: skip
 
@@ -71,7 +71,10 @@ class NearlyEqual:
             clients = self.clients(images, CLIENTS, child(self.rng, "clients", images))
             sent = released_by(clients, self.knowledge, child(self.rng, "styles", images), defended=False)
             off = torch.stack(
-                [self._read(one) - self._records(held).mean(0) for one, held in zip(sent, clients, strict=True)]
+                [
+                    release_in(one, self.reader) - records_of(held, self.reader).mean(0)
+                    for one, held in zip(sent, clients, strict=True)
+                ]
             )
             self.found[images] = off.mean(0), shrunk_covariance(off.numpy())
         return self.found[images]
@@ -82,14 +85,17 @@ class NearlyEqual:
         held = min(images, max(2, int(LARGEST_SHARE * len(own))))
         return [own.subset(torch.randperm(len(own), generator=rng)[:held]) for _ in range(count)]
 
-    def _records(self, images: DomainDataset) -> Tensor:
-        knowledge, about = self.reader.table.readings[0]
-        records = knowledge.released_statistic.records(knowledge.statistics(images))
-        return knowledge.released_statistic.about(records, about)
 
-    def _read(self, artifact: Artifact) -> Tensor:
-        knowledge, about = self.reader.table.readings[0]
-        return knowledge.released_statistic.about(knowledge.released_statistic.release(artifact)[0], about)
+def records_of(images: DomainDataset, reader: ReleaseReader) -> Tensor:
+    """t of each image, (n, D), of which the releases are means that `reader` reads."""
+    knowledge, about = reader.table.readings[0]
+    return knowledge.released_statistic.about(knowledge.released_statistic.records(knowledge.statistics(images)), about)
+
+
+def release_in(artifact: Artifact, reader: ReleaseReader) -> Tensor:
+    """The release (D,) of t that `reader` finds in an artifact."""
+    knowledge, about = reader.table.readings[0]
+    return knowledge.released_statistic.about(knowledge.released_statistic.release(artifact)[0], about)
 
 
 def whitened_equations(candidates: Tensor, release: Tensor, covariance: Array, *, images: int) -> ListEquations:

@@ -1,7 +1,8 @@
 """Reads means over clusters: as means with unknown weights, or as means over images up to a simulated error.
 
 Which of the two ranks better depends on the noise and on how many images there are; the adversary tries both on
-galleries of its own images."""
+galleries of its own images. There it tries, too, whether lists that it refines with the method itself rank better
+still. A refined list that explains what was received is believed in any case."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -9,12 +10,12 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from fdgsec.attacks.set_reconstruction.cluster_errors import NearlyEqual, nearest_mean, released_by
-from fdgsec.attacks.set_reconstruction.list_equations import MemberPosterior, best_prior
+from fdgsec.attacks.set_reconstruction.list_equations import ListEquations, MemberPosterior, best_prior
+from fdgsec.attacks.set_reconstruction.partition_refinement import PartitionRefinement
 from fdgsec.attacks.set_reconstruction.release_equations import ReleaseReader, reader_of
 from fdgsec.attacks.set_reconstruction.unequal_weights import listed_weights, ranked_weights, solved_unequal
 from fdgsec.attacks.statistics.domain_populations import images_of
 from fdgsec.attacks.statistics.pooled_questions import domain_of, size_of
-from fdgsec.data.domains import DomainDataset
 from fdgsec.metrics.roc import auc
 from fdgsec.runtime.random_streams import child
 from fdgsec.threats.adversary import Knowledge
@@ -22,7 +23,7 @@ from fdgsec.threats.attack import Case
 from fdgsec.threats.positive_control_data import upload
 
 REHEARSALS = 4
-"""Galleries of the adversary's own images on which both readings are tried."""
+"""Galleries of the adversary's own images on which readings are tried."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -30,13 +31,15 @@ class ClusterReader:
     """Reads the releases of one domain's cases, means over clusters of images.
 
     `weights` reads them with unknown weights; `near` as means over images, None where the adversary cannot run the
-    target's method. `better` keeps which of them ranked the adversary's own images better."""
+    target's method. `better` keeps which of them ranked the adversary's own images better, by the numbers of images and
+    candidates, and `refines` whether refined lists, though none is verified, do so still more."""
 
     weights: ReleaseReader
     near: NearlyEqual | None
     knowledge: Knowledge
     rng: torch.Generator
     better: dict[tuple[int, int], bool] = field(default_factory=dict)
+    refines: dict[tuple[int, int], bool] = field(default_factory=dict)
 
     def solved(self, case: Case, seen: Case) -> MemberPosterior:
         """The weights of the candidates of `case` behind the release in `seen`."""
@@ -44,6 +47,17 @@ class ClusterReader:
         listed = listed_weights(known)
         if listed is not None:
             return listed
+        found = self._unrefined(case, seen, known)
+        if self.near is None:
+            return found
+        refinement = PartitionRefinement(weighted=self.weights, nearest=self.near.reader, knowledge=self.knowledge)
+        if not refinement.suits(case, seen):
+            return found
+        refined = refinement.refined(case, seen, found, child(self.rng, "refined", case.victim, size_of(case)))
+        return refined.posterior if refined.verified or self._refines(refinement, self.near, case) else found
+
+    def _unrefined(self, case: Case, seen: Case, known: ListEquations) -> MemberPosterior:
+        """What ranks the candidates where no list explains the release: means over images, or weights."""
         if self.near is not None and self._nearer(self.near, case):
             return self._nearly(self.near, case, seen)
         return ranked_weights(known)
@@ -62,32 +76,56 @@ class ClusterReader:
 
     def _nearer(self, near: NearlyEqual, case: Case) -> bool:
         """Whether means over images rank better in galleries of the adversary's images like that of `case`."""
-        assert case.candidates is not None
-        asked = size_of(case), len(case.candidates)
+        asked = _asked(case)
         if asked not in self.better:
-            own, rng = images_of(self.knowledge, self.weights.domain), child(self.rng, "rehearsals", *asked)
-            gallery = min(len(own), asked[1])
-            listed = round(gallery * asked[0] / asked[1])
-            self.better[asked] = 2 <= listed < gallery and self._gain(near, case, own, (listed, gallery), rng) > 0
+            gain = 0.0
+            for one in self._rehearsals(near, case, child(self.rng, "rehearsals", *asked)):
+                weights = solved_unequal(self.weights.equations(one, one))
+                gain += _area(self._nearly(near, one, one), one) - _area(weights, one)
+            self.better[asked] = gain > 0
         return self.better[asked]
 
-    def _gain(
-        self, near: NearlyEqual, case: Case, own: DomainDataset, sizes: tuple[int, int], rng: torch.Generator
-    ) -> float:
-        """By how much AUC the means rank better, over REHEARSALS galleries of `own` with `sizes`: members, and all."""
-        listed, gallery = sizes
+    def _refines(self, refinement: PartitionRefinement, near: NearlyEqual, case: Case) -> bool:
+        """Whether refined lists rank better in galleries of the adversary's images, where they are not verified."""
+        asked = _asked(case)
+        if asked not in self.refines:
+            gain, rng = 0.0, child(self.rng, "refined", *asked)
+            for number, one in enumerate(self._rehearsals(near, case, rng)):
+                found = self._unrefined(one, one, self.weights.equations(one, one))
+                refined = refinement.refined(one, one, found, child(rng, number))
+                if not refined.verified:
+                    gain += _area(refined.posterior, one) - _area(found, one)
+            self.refines[asked] = gain > 0
+        return self.refines[asked]
+
+    def _rehearsals(self, near: NearlyEqual, case: Case, rng: torch.Generator) -> Sequence[Case]:
+        """REHEARSALS cases like `case` of the adversary's own images, whose members are the first ones of the gallery.
+
+        None where it has too few."""
+        own, (members, candidates) = images_of(self.knowledge, near.domain), _asked(case)
+        gallery = min(len(own), candidates)
+        listed = round(gallery * members / candidates)
+        if not 2 <= listed < gallery:
+            return []
         drawn = [own.subset(torch.randperm(len(own), generator=rng)[:gallery]) for _ in range(REHEARSALS)]
         held = [images.subset(torch.arange(listed)) for images in drawn]
-        gain = 0.0
-        for images, sent in zip(drawn, released_by(held, self.knowledge, child(rng, "releases")), strict=True):
-            rehearsed = replace(case, records=listed, candidates=images, views=(upload(sent, sender=case.victim),))
-            readings = (
-                self._nearly(near, rehearsed, rehearsed),
-                solved_unequal(self.weights.equations(rehearsed, rehearsed)),
-            )
-            better, worse = (auc(found.scores()[:listed], found.scores()[listed:]) for found in readings)
-            gain += better - worse
-        return gain
+        sent = released_by(held, self.knowledge, child(rng, "releases"))
+        return [
+            replace(case, records=listed, candidates=images, views=(upload(one, sender=case.victim),))
+            for images, one in zip(drawn, sent, strict=True)
+        ]
+
+
+def _asked(case: Case) -> tuple[int, int]:
+    """The numbers of images and of candidates."""
+    assert case.candidates is not None
+    return size_of(case), len(case.candidates)
+
+
+def _area(found: MemberPosterior, rehearsed: Case) -> float:
+    """The AUC of what was found of a rehearsal."""
+    listed = size_of(rehearsed)
+    return auc(found.scores()[:listed], found.scores()[listed:])
 
 
 def cluster_reader(cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> ClusterReader:
