@@ -129,7 +129,7 @@ class Finding:
     def p_value(self) -> float:
         """Bonferroni over populations of the largest p-value in each; 1 without any, or where a control failed."""
         found = [max(evidence.p_value for evidence in population) for population in self.populations]
-        return min(1.0, min(found, default=1.0) * len(found)) if self.controlled else 1.0
+        return min(1.0, min(found) * len(found)) if found and self.controlled else 1.0
 
     @property
     def quiet(self) -> bool:

@@ -291,3 +291,10 @@ def test_a_protection_of_what_hardly_leaks_is_not_contradicted() -> None:
     found = finding([protected], (AUC,), controlled=True, compared=[unprotected])
 
     assert decided(*[found] * 5) == "undecided"
+
+
+def test_a_run_without_any_row_to_decide_by_contradicts_nothing():
+    nothing = of([], controlled=True)
+
+    assert nothing.p_value == 1
+    assert decided(nothing, nothing, nothing) == "undecided"
