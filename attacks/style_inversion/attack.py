@@ -110,6 +110,8 @@ class StyleInversion:
     """Steps of that optimization; 0 ranks drafts alone, None takes the profile's number."""
     priors: tuple[str, ...] = ("intra", "inter", "third-party")
     size: int = 64
+    per_class: int = 0
+    """Images of each class in rows as if released; 0 takes the profile's number."""
     clients: int = 0
     holding: int = 0
     """Re-drawn clients of each domain and images of each, for pooled styles; 0 takes the profile's numbers."""
@@ -126,7 +128,7 @@ class StyleInversion:
                 f"style-inversion has losses {', '.join(LOSSES)} and profiles quick, full; got {wrong or self.profile}."
             )
         check_at_least(LEAST_IMAGES, {"auxiliary": self.auxiliary})
-        check_at_least(0, {"draws": self.draws, "refinement": self.refinement or 0})
+        check_at_least(0, {"draws": self.draws, "refinement": self.refinement or 0, "per_class": self.per_class})
 
     def plan(self, facts: TargetFacts) -> Sequence[Question]:
         """Ask for rows of single images; where styles are pooled, for pairs of runs one record apart and re-drawn
@@ -139,7 +141,7 @@ class StyleInversion:
         if not facts.artifact_kinds & POOLED:
             return [
                 Question(kind="released", gallery=300),
-                Question(kind="as_if_released", per_class=profile.per_class),
+                Question(kind="as_if_released", per_class=self.per_class or profile.per_class),
             ]
         count, records = self.clients or profile.clients, self.holding or profile.holding
         redrawn = Question(kind="resampled_clients", count=count, records=records)

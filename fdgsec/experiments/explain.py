@@ -196,6 +196,8 @@ def _claim(claim: Claim) -> Explanation:
         ("paper", f"{claim.paper}, {claim.section}"),
         ("the paper's words", "\n".join(f'"{quote}"' for quote in claim.quotes)),
     ]
+    if claim.context:
+        rows.append(("their context", "\n".join(f'"{sentence}"' for sentence in claim.context)))
     if claim.untestable:
         rows.append(("not a testable claim", f"{claim.untestable}."))
     if claim.measured is not None and claim.scope is not None:

@@ -18,7 +18,7 @@ def test_a_hundred_clients_vectors_are_attacked_without_any_weights(tmp_path: Pa
 
     told = subprocess.run(
         [sys.executable, "-m", "fdgsec.cli", "attack", "--artifacts", "styles.npy", "--rows", "clients", "--out", "out",
-         "--encoder", "vgg19"],
+         "--encoder", "vgg19", "--all"],
         check=False, capture_output=True, text=True, cwd=tmp_path, env=environment,
     )  # fmt: skip
 

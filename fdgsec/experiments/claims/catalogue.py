@@ -67,7 +67,8 @@ class Scope:
 class Claim:
     """One row of the ledger.
 
-    `quotes` are the paper's literal sentences, `holds_if` what would have to be true for them to hold. `encoder` is the
+    `quotes` are the paper's literal sentences, `context` those around them, as literal, that say what they are about,
+    `holds_if` what would have to be true for them to hold. `encoder` is the
     kind of encoder that decides; `needs_decoder` leaves out those without one. `untestable` says in place of `measured`
     and `criteria` why a sentence is not a testable claim."""
 
@@ -75,6 +76,7 @@ class Claim:
     paper: str
     section: str
     quotes: Sequence[str]
+    context: Sequence[str] = ()
     encoder: EncoderKind
     holds_if: str = ""
     untestable: str = ""
@@ -107,7 +109,9 @@ class Claim:
 
 def _beyond(claim: Claim, row: dict[str, Any]) -> Beyond:
     where = f"claim {claim.id}, beyond it"
-    criterion: dict[str, Any] = {key: row.pop(key) for key in ("measurement", "where", "margin") if key in row}
+    criterion: dict[str, Any] = {
+        key: row.pop(key) for key in ("measurement", "where", "margin", "over", "without") if key in row
+    }
     says = row.pop("says")
     probe = build(Probe, row, where=where) if row else claim.measured
     if probe is None:

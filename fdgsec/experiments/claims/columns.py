@@ -1,7 +1,7 @@
 """What each encoder found about a claim, seed by seed, and what it alone would have decided."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
@@ -86,12 +86,15 @@ def _seed_document(seed: int, found: Finding) -> dict[str, Any]:
         "populations": len(found.populations),
     }  # fmt: skip
     numbers = dict.fromkeys(("slice", "value", "low", "high", "chance", "n", "measurement", "chance_p_value", "gap"))
+    numbers["excess"] = None
     decisive = found.decisive
     if decisive is not None:
         numbers |= {key: decisive.row[key] for key in ("slice", "value", "low", "high", "chance", "n")}
         numbers |= {"measurement": decisive.row["name"], "chance_p_value": decisive.chance_p_value}
         if (gap := decisive.gap) is not None:
-            numbers["gap"] = {"value": gap.value, "low": gap.low, "high": gap.high}
+            numbers["gap"] = asdict(gap)
+        if (excess := decisive.excess) is not None:
+            numbers["excess"] = asdict(excess)
     return document | numbers
 
 

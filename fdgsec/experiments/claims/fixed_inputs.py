@@ -6,6 +6,7 @@ from pathlib import Path
 
 from fdgsec.experiments.run_config import RunConfig
 from fdgsec.experiments.setup.run_inputs import load_world
+from fdgsec.metrics.feature_extractors import LITE
 from fdgsec.nn.networks.weights import record
 from fdgsec.nn.styles.encoders import ENCODER_WEIGHTS
 from fdgsec.nn.styles.image_styles import encoder_named
@@ -48,6 +49,16 @@ def _readers(config: RunConfig, data_root: Path | None) -> Iterator[tuple[str, C
     yield f"encoder {config.encoder}", lambda: encoder_named(config.encoder).fingerprint
     if config.pretrained:
         yield f"weights {config.backbone}", lambda: record(config.backbone).sha256
+    if "style-inversion" in config.attacks:
+        yield f"weights {LITE}", _recognizer_sha256
+
+
+def _recognizer_sha256() -> str:
+    """The hash of the weights that recognize classes in pictures; MISSING without them: other rows need none."""
+    try:
+        return record(LITE).sha256
+    except MissingResourceError:
+        return MISSING
 
 
 def _images_sha256(config: RunConfig, data_root: Path | None) -> str:

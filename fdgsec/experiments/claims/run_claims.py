@@ -177,6 +177,7 @@ def _described(claim: Claim, request: ClaimsRequest) -> dict[str, Any]:
     scope, compared = claim.scope, claim.compared
     return {
         "id": claim.id, "paper": claim.paper, "section": claim.section, "quotes": list(claim.quotes),
+        "context": list(claim.context),
         "holds_if": claim.holds_if or None,
         "scope": None if scope is None else {key: getattr(scope, key) for key in ("sharing", "clients", "attacker")},
         "decided_by": None if claim.untestable else _who_decides(claim),

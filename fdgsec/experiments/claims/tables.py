@@ -22,8 +22,12 @@ def criterion_text(row: Criterion, *, compared: bool = False) -> str:
         "half": "> half way from chance to a perfect attack",
     }  # fmt: skip
     over = f"less than {margin} lower" if compared else words.get(margin, f"> chance + {margin}")
-    where = ", ".join(f"{key} {value}" if value != "" else f"no {key}" for key, value in row.where.items())
-    return f"{row.measurement} {over}" + (f" ({where})" if where else "")
+    if row.over:
+        control = ", ".join(f"{key} {value}" for key, value in row.over.items() if value != "")
+        over = f"> that of {control} + {margin}"
+    where = [f"{key} {value}" if value != "" else f"no {key}" for key, value in row.where.items()]
+    where += [f"{key} not {value}" for key, value in row.without.items()]
+    return f"{row.measurement} {over}" + (f" ({', '.join(where)})" if where else "")
 
 
 def number(value: float | None) -> str:
@@ -32,13 +36,17 @@ def number(value: float | None) -> str:
 
 
 def measured(row: Mapping[str, Any]) -> str:
-    """The number of a seed with its interval, and for a comparison the gap; a dash where there is none."""
+    """The number of a seed with its interval, and its difference from what it is held against; a dash for none."""
     if row.get("value") is None:
         return "-"
     shown = f"{number(row['value'])} [{number(row['low'])}, {number(row['high'])}]"
-    gap = row.get("gap")
-    lower = "" if gap is None else f"; lower by {number(gap['value'])} [{number(gap['low'])}, {number(gap['high'])}]"
-    return " ".join(filter(None, (row.get("measurement"), shown))) + lower
+    differences = {"lower by": row.get("gap"), "over its control by": row.get("excess")}
+    told = [
+        f"; {words} {number(found['value'])} [{number(found['low'])}, {number(found['high'])}]"
+        for words, found in differences.items()
+        if found is not None
+    ]
+    return " ".join(filter(None, (row.get("measurement"), shown))) + "".join(told)
 
 
 def population(row: Mapping[str, Any]) -> str:
@@ -118,6 +126,8 @@ def beyond_rows(note: Mapping[str, Any]) -> Table:
 
 def facts(claim: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """What the ledger says about a claim, by heading."""
+    if claim["context"]:
+        yield "Its context", " ".join(f'"{sentence}"' for sentence in claim["context"])
     if claim["holds_if"]:
         yield "Holds if", claim["holds_if"]
     for key, about in (claim["scope"] or {}).items():

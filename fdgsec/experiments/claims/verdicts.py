@@ -19,7 +19,7 @@ passed. *undecided*: anything else."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from fdgsec.metrics.effect_sizes import Margin, beyond, half_way, margin_of
@@ -44,17 +44,27 @@ class Criterion:
 
     The value "" requires that the key is absent; other keys of a slice distinguish populations. `margin` is added to
     chance ("twice" adds chance again, "tenth" a tenth of it, "half" goes half way to a perfect attack); None is the
-    default of `margin_of`."""
+    default of `margin_of`. `without` leaves out rows that have one of its values ({"domain": "photo"}). `over` holds
+    the keys in which the row of a control differs that was measured in the same run ({"class_from": "exchanged
+    picture"}); its value then takes the place of chance."""
 
     measurement: str
     where: Mapping[str, str | int] = field(default_factory=dict)
     margin: Margin | Literal["half"] | None = None
+    over: Mapping[str, str | int] = field(default_factory=dict)
+    without: Mapping[str, str | int] = field(default_factory=dict)
+
+    @property
+    def control(self) -> "Criterion | None":
+        """What the row of the control meets; None where the row is compared with chance."""
+        return replace(self, where={**self.where, **self.over}, over={}) if self.over else None
 
     def fits(self, row: Row) -> bool:
         """Whether a row of a report document meets the condition."""
-        return row["name"] == self.measurement and all(
-            row["slice"].get(key, "") == value for key, value in self.where.items()
-        )
+        where = row["slice"]
+        fits = all(where.get(key, "") == value for key, value in self.where.items())
+        left_out = any(where.get(key) == value for key, value in self.without.items())
+        return row["name"] == self.measurement and fits and not left_out
 
     def threshold(self, chance: float, *, higher: bool = True) -> float:
         """The value that a leak must exceed, or fall below where lower values are a leak.
@@ -77,7 +87,7 @@ class Criterion:
 
 @dataclass(frozen=True, kw_only=True)
 class Gap:
-    """How much a protection lowers a value: `value` of the unprotected minus the protected, with its 95% interval."""
+    """The difference of two values with its 95% interval: of the unprotected minus the protected, or over a control."""
 
     value: float
     low: float
@@ -90,13 +100,14 @@ class Evidence:
 
     `against` says that the row's interval speaks against the claim by more than the margin, `under` that it speaks for
     it by its whole length and is evidence of protection; else `reservation` says why it is not. `gap` is what a
-    comparison measured."""
+    comparison measured, `excess` by how much the row exceeds its control."""
 
     row: Row
     against: bool
     under: bool
     reservation: str = ""
     gap: Gap | None = None
+    excess: Gap | None = None
 
     @property
     def p_value(self) -> float:
@@ -129,7 +140,7 @@ class Finding:
     def p_value(self) -> float:
         """Bonferroni over populations of the largest p-value in each; 1 without any, or where a control failed."""
         found = [max(evidence.p_value for evidence in population) for population in self.populations]
-        return min(1.0, min(found, default=1.0) * len(found)) if self.controlled else 1.0
+        return min(1.0, min(found) * len(found)) if found and self.controlled else 1.0
 
     @property
     def quiet(self) -> bool:
@@ -162,12 +173,17 @@ def finding(
     found: dict[Population, dict[int, Evidence]] = {}
     for number, criterion in enumerate(criteria):
         unprotected = _by_population(compared, criteria, criterion) if isinstance(compared, Sequence) else {}
+        control = criterion.control
+        controls = {} if control is None else _by_population(rows, criteria, control)
         for where, row in _by_population(rows, criteria, criterion).items():
             found.setdefault(where, {})
             other = unprotected.get(where) if isinstance(compared, Sequence) else compared
-            if compared is not None and other is None:
-                continue
-            evidence = evidence_of(row, criterion) if other is None else compared_evidence(row, other, criterion)
+            if control is not None:
+                evidence = controlled_evidence(row, controls.get(where), criterion)
+            elif compared is None:
+                evidence = evidence_of(row, criterion)
+            else:
+                evidence = None if other is None else compared_evidence(row, other, criterion)
             if evidence is not None:
                 found[where][number] = evidence
     complete = [list(population.values()) for population in found.values() if len(population) == len(criteria)]
@@ -178,7 +194,7 @@ def _by_population(
     rows: Sequence[Row], criteria: Sequence[Criterion], criterion: Criterion
 ) -> Mapping[Population, Row]:
     """The rows that meet `criterion`, by the keys of their slice that none of `criteria` names."""
-    named = {key for each in criteria for key in each.where}
+    named = {key for each in criteria for key in (*each.where, *each.over)}
     found: dict[Population, Row] = {}
     for row in filter(criterion.fits, rows):
         where = tuple(sorted((key, value) for key, value in row["slice"].items() if key not in named))
@@ -204,25 +220,18 @@ def evidence_of(row: Row, criterion: Criterion) -> Evidence | None:
 def compared_evidence(row: Row, other: float | Row, criterion: Criterion) -> Evidence | None:
     """The evidence of a comparison: by how much `row` lies below `other`, a row without the protection or its value.
 
-    The gap's interval is made of those of the two (method of variance estimates recovery, Zou & Donner 2008), as if
-    they were independent; rows of the same clients and images agree more, so that it is too wide rather than too
-    narrow. The claim says that the gap is at least the margin; where the unprotected value does not exceed chance by
-    the margin itself, no protection could show it, and nothing speaks against the claim. The p-value is the row's own:
-    behind the protection, the attack is still better than chance. None where a row is no evidence, or is not of values
-    that are higher where more leaks."""
+    The gap's interval is that of `difference`; rows of the same clients and images agree more than independent ones,
+    so that it is too wide rather than too narrow. The claim says that the gap is at least the margin; where the
+    unprotected value does not exceed chance by the margin itself, no protection could show it, and nothing speaks
+    against the claim. The p-value is the row's own: behind the protection, the attack is still better than chance. None
+    where a row is no evidence, or is not of values that are higher where more leaks."""
     if not _judged(row) or row["higher_is"] != "leak":
         return None
     if isinstance(other, int | float):
         other = {"value": other, "low": other, "high": other}
     elif not _judged(other):
         return None
-    difference, reservation = other["value"] - row["value"], reservation_of(row)
-    gap = Gap(
-        value=difference,
-        low=difference - math.hypot(other["value"] - other["low"], row["high"] - row["value"]),
-        high=difference + math.hypot(other["high"] - other["value"], row["value"] - row["low"]),
-    )
-    least = criterion.least_gap()
+    gap, reservation, least = difference(other, row), reservation_of(row), criterion.least_gap()
     reachable = other["low"] > row["chance"] + least
     return Evidence(
         row=row,
@@ -230,6 +239,36 @@ def compared_evidence(row: Row, other: float | Row, criterion: Criterion) -> Evi
         under=gap.low > least and not reservation,
         reservation=reservation,
         gap=gap,
+    )
+
+
+def controlled_evidence(row: Row, control: Row | None, criterion: Criterion) -> Evidence | None:
+    """The evidence of a row that must exceed `control`, which knows nothing of its records, by the margin.
+
+    A control that exchanges records draws them without regard to the answer, so that the two are as good as
+    independent. The p-value is the row's own: what shows nothing of its record is right no more often than chance.
+    None where one of them is no evidence, or is not of values that are higher where more leaks."""
+    if control is None or not _judged(row) or not _judged(control) or row["higher_is"] != "leak":
+        return None
+    excess, reservation, least = difference(row, control), reservation_of(row), criterion.least_gap()
+    return Evidence(
+        row=row,
+        against=excess.low > least,
+        under=excess.high < least and not reservation,
+        reservation=reservation,
+        excess=excess,
+    )
+
+
+def difference(one: Row, other: Row) -> Gap:
+    """`one` minus `other`, with an interval made of theirs as if they were independent.
+
+    This is the method of variance estimates recovery (Zou & Donner 2008)."""
+    value = one["value"] - other["value"]
+    return Gap(
+        value=value,
+        low=value - math.hypot(one["value"] - one["low"], other["high"] - other["value"]),
+        high=value + math.hypot(one["high"] - one["value"], other["value"] - other["low"]),
     )
 
 

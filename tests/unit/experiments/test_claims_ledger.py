@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fdgsec.attacks.style_inversion.recognition import EXCHANGED, PICTURE
 from fdgsec.experiments.claims.catalogue import Claim, ledger
 from fdgsec.experiments.claims.columns import decides
 from fdgsec.experiments.claims.measured_runs import ClaimsRequest, planned_runs
@@ -52,7 +53,7 @@ def test_every_quotation_is_literal(name: str):
     claim = CLAIMS[name]
     text = (Path(PAPERS) / f"{claim.paper.lower()}.txt").read_text()
 
-    for quote in claim.quotes:
+    for quote in (*claim.quotes, *claim.context):
         assert stands_in(quote, text), quote
 
 
@@ -96,9 +97,35 @@ def test_comparisons_name_what_they_compare_with():
 
 def test_reconstructions_are_judged_by_pictures_or_lists_and_no_look_up():
     for claim in CLAIMS.values():
-        if "reconstruct" in claim.id or claim.id == "ccst-dataset":
+        if "reconstruct" in claim.id:
             assert claim.measured is not None
             assert claim.measured.attack in ("style-inversion", "set-reconstruction")
+
+
+def test_a_sentence_about_pictures_is_decided_by_what_is_recognized_in_them_in_domains_of_others():
+    claim = CLAIMS["ccst-content"]
+    assert claim.measured is not None
+    seen_domains = {"photo", "art_painting", "cartoon", "sketch"} - {claim.measured.run["target_domain"]}
+
+    assert claim.measured.attack == "style-inversion"
+    assert 'attacks.style-inversion.priors=["intra", "inter"]' in claim.measured.settings  # the control's is intra
+    for row in claim.rows():
+        assert (row.measurement, row.where["class_from"], row.where["prior"]) == (
+            "balanced_accuracy", PICTURE, "own",
+        )  # fmt: skip
+        assert row.without == {"domain": min(seen_domains)}  # the first of the source domains is the client's own
+        assert row.margin is None
+    assert [row.over.get("class_from") for row in claim.rows()] == [None, EXCHANGED]
+    assert [note.probe.attack for note in claim.notes()] == ["inter-client"]
+
+
+def test_what_an_adversary_is_given_all_images_for_decides_no_sentence_about_the_styles_alone():
+    for name in ("ccst-dataset", "stablefdg-privacy"):
+        claim = CLAIMS[name]
+        assert claim.untestable
+        assert claim.context
+        assert "set-reconstruction" in {note.probe.attack for note in claim.notes()}
+        assert all(note.says.startswith("given ") for note in claim.notes())
 
 
 def test_claims_share_runs_and_those_about_a_network_have_one_per_seed():
@@ -111,14 +138,14 @@ def test_claims_share_runs_and_those_about_a_network_have_one_per_seed():
     assert sum(config.target == "feddag" for config in per_seed) == 1
     assert sum(config.target == "fisc" and config.encoder == "mini" for config in per_seed) == 4
     attacked = [config for config in per_seed if config.target == "ccst-single" and config.encoder == "mini"]
-    assert [config.attacks for config in attacked] == [("inter-client", "style-inversion")]
+    assert [config.attacks for config in attacked] == [("inter-client", "style-inversion"), ("style-inversion",)]
 
 
 @pytest.mark.parametrize(
     ("name", "encoder", "expected"),
     [
-        ("ccst-dataset", "vgg16-hed", True), ("ccst-dataset", "vgg19", True), ("ccst-dataset", "mini", False),
-        ("ccst-dataset", "squeezenet", False), ("feddag-generators", "the method's own network", True),
+        ("fisc-noise", "vgg16-hed", True), ("fisc-noise", "vgg19", True), ("fisc-noise", "mini", False),
+        ("fisc-noise", "squeezenet", False), ("feddag-generators", "the method's own network", True),
         ("fisc-reconstruction", "mini", False), ("fedalign-reconstruction", "pixel colors", True),
     ],
 )  # fmt: skip
@@ -132,13 +159,13 @@ def test_only_encoders_of_a_claims_kind_decide_it(
 def test_weights_that_nobody_published_decide_nothing(monkeypatch: pytest.MonkeyPatch):
     for found in (True, False):
         monkeypatch.setattr("fdgsec.experiments.claims.columns.published", lambda _, found=found: found)
-        assert decides(CLAIMS["ccst-dataset"], "vgg16-hed") is found
+        assert decides(CLAIMS["fisc-noise"], "vgg16-hed") is found
         assert decides(CLAIMS["feddag-generators"], "the method's own network")
 
 
 def test_an_encoder_of_another_family_decides_nothing_whatever_its_name(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("fdgsec.experiments.claims.columns.published", lambda _: True)
-    assert not decides(CLAIMS["ccst-dataset"], "vgg-like")
+    assert not decides(CLAIMS["fisc-noise"], "vgg-like")
 
 
 def test_an_encoder_without_a_decoder_decides_no_reconstruction(monkeypatch: pytest.MonkeyPatch):

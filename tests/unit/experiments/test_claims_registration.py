@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fdgsec.experiments.claims.measured_runs import ClaimsRequest, measure
+from fdgsec.experiments.claims import fixed_inputs
+from fdgsec.experiments.claims.fixed_inputs import MISSING, inputs_of
+from fdgsec.experiments.claims.measured_runs import ClaimsRequest, measure, planned_runs
 from fdgsec.experiments.claims.registration import (
     NO_CHECKOUT,
     NOT_COMMITTED,
@@ -16,6 +18,8 @@ from fdgsec.experiments.claims.registration import (
     write_registration,
 )
 from fdgsec.experiments.claims.run_claims import chosen_claims, claims, registered_request, registration_of
+from fdgsec.metrics.feature_extractors import LITE
+from fdgsec.nn.networks.weights import ImportedWeights
 from fdgsec.runtime import source_hash
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.progress import NoProgress
@@ -47,6 +51,21 @@ def test_a_registration_gives_the_same_request_back(registered: Path):
         "encoder pixels",
         *(f"images of shapes, 20 per domain, seed {n}" for n in REQUEST.seeds),
     } <= set(found.inputs)
+
+
+def test_the_network_that_recognizes_classes_in_pictures_is_registered_and_may_be_missing(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (config,) = planned_runs(
+        chosen_claims(["fedalign-reconstruction"]), replace(REQUEST, encoders=("mini",), seeds=(10,))
+    ).values()
+    assert inputs_of(config, data_root=None)[f"weights {LITE}"] == MISSING
+
+    stored = ImportedWeights(
+        name=LITE, sha256="1" * 64, bytes=1, source="other.pth", source_sha256="2" * 64, official=False
+    )
+    monkeypatch.setattr(fixed_inputs, "record", lambda name: stored)
+    assert inputs_of(config, data_root=None)[f"weights {LITE}"] == "1" * 64
 
 
 def test_a_ledger_that_has_changed_since_is_refused(registered: Path):
