@@ -24,7 +24,8 @@ from fdgsec.attacks.set_reconstruction.control import planted_lists
 from fdgsec.attacks.set_reconstruction.given_candidates import GivenReader, given_reader, questions_of_vectors
 from fdgsec.attacks.set_reconstruction.grouped_rows import GroupReader, group_reader
 from fdgsec.attacks.set_reconstruction.head_gradients import GradientReader, reader_of_gradients
-from fdgsec.attacks.set_reconstruction.list_equations import MemberPosterior, best_prior
+from fdgsec.attacks.set_reconstruction.list_equations import MemberPosterior
+from fdgsec.attacks.set_reconstruction.list_solver import list_solver
 from fdgsec.attacks.set_reconstruction.release_equations import ReleaseReader, reader_of
 from fdgsec.attacks.set_reconstruction.signed_changes import solved_change
 from fdgsec.attacks.statistics.defense_noise import ACCOUNTED
@@ -280,5 +281,5 @@ def _solver(reader: Reader, case: Case, seen: Case, rng: torch.Generator) -> Cal
         change = partial(solved_change, added=case.added, dropped=case.dropped, asks=case.asks)
         return lambda one, view: change(reader.equations(one, view))
     first = reader.equations(case, seen)
-    prior = best_prior(first, rng)
-    return lambda one, view: (first if one is case else reader.equations(one, view)).solved(prior)
+    solver = list_solver(first, rng)
+    return lambda one, view: solver.solved(first if one is case else reader.equations(one, view))
