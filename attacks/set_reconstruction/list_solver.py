@@ -64,7 +64,7 @@ class ListSolver:
         """The members: those of the box where its list is the only one that explains the release; those of expectation
         propagation where its list is, or, if none is absent, where its marginals rank better."""
         within = known.solved(self.prior)
-        if within.listed >= len(known.candidates) or _work(known) > MOST_WORK:
+        if known.images >= len(known.candidates) or _work(known) > MOST_WORK:
             return within
         explained = within.absent == 0 and known.telling() and known.explained(within)
         if explained and known.told_apart():

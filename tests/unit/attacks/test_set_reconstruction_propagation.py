@@ -111,6 +111,13 @@ def test_an_adversary_rehearses_which_solution_ranks_better():
     assert (clear.exact, clear.better) == (True, False)
 
 
+def test_a_gallery_with_no_more_candidates_than_members_is_left_to_the_bounds():
+    """Some members must be absent, or all candidates are members: memberships have no prior of 0 or 1."""
+    known = replace(images_of(images=50, noise=3.0), images=100)
+    solver = list_solver(known, stream(0, "attack"))
+    assert np.array_equal(solver.solved(known).weights, known.solved(solver.prior).weights)
+
+
 def test_where_several_lists_explain_a_release_none_is_the_only_one():
     assert not propagated_list(images_of(images=50, noise=3.0), DAMPINGS).only
 
