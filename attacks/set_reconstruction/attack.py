@@ -7,7 +7,8 @@ sums are those of known statistics of the candidates. Memberships are relaxed to
 under Gaussian errors are found (fdgsec.attacks.set_reconstruction.box_least_squares). For random matrices without
 noise one solution is left where there are more than half as many equations as candidates (Donoho and Tanner, Discrete
 and Computational Geometry 2010, on the faces of a projected cube); with more candidates, or with noise, the weights
-still rank them. Where members have unequal weights that nobody else knows, as in FISC's means over clusters, they are
+still rank them, unless expectation propagation with the prior of 0 and 1 finds the list there
+(fdgsec.attacks.set_reconstruction.list_solver). Where members have unequal weights that nobody else knows, as in FISC's means over clusters, they are
 found as the fewest that explain a release (fdgsec.attacks.set_reconstruction.unequal_weights). `membership` tests one
 candidate at a time instead."""
 
