@@ -7,7 +7,8 @@ sums are those of known statistics of the candidates. Memberships are relaxed to
 under Gaussian errors are found (fdgsec.attacks.set_reconstruction.box_least_squares). For random matrices without
 noise one solution is left where there are more than half as many equations as candidates (Donoho and Tanner, Discrete
 and Computational Geometry 2010, on the faces of a projected cube); with more candidates, or with noise, the weights
-still rank them. Where members have unequal weights that nobody else knows, as in FISC's means over clusters, they are
+still rank them, unless expectation propagation with the prior of 0 and 1 finds the list there
+(fdgsec.attacks.set_reconstruction.list_solver). Where members have unequal weights that nobody else knows, as in FISC's means over clusters, they are
 found as the fewest that explain a release (fdgsec.attacks.set_reconstruction.unequal_weights). `membership` tests one
 candidate at a time instead."""
 
@@ -24,9 +25,16 @@ from fdgsec.attacks.set_reconstruction.control import planted_lists
 from fdgsec.attacks.set_reconstruction.given_candidates import GivenReader, given_reader, questions_of_vectors
 from fdgsec.attacks.set_reconstruction.grouped_rows import GroupReader, group_reader
 from fdgsec.attacks.set_reconstruction.head_gradients import GradientReader, reader_of_gradients
-from fdgsec.attacks.set_reconstruction.list_equations import MemberPosterior, best_prior
+from fdgsec.attacks.set_reconstruction.list_equations import MemberPosterior
+from fdgsec.attacks.set_reconstruction.list_solver import list_solver
 from fdgsec.attacks.set_reconstruction.release_equations import ReleaseReader, reader_of
 from fdgsec.attacks.set_reconstruction.signed_changes import solved_change
+from fdgsec.attacks.set_reconstruction.unknown_sizes import (
+    UnknownSizeReader,
+    of_unknown_size,
+    released_alone,
+    unknown_size_reader,
+)
 from fdgsec.attacks.statistics.defense_noise import ACCOUNTED
 from fdgsec.attacks.statistics.pooled_questions import domain_of, size_of
 from fdgsec.attacks.statistics.release_precision import ROUNDINGS, rounded
@@ -41,6 +49,8 @@ from fdgsec.threats.positive_control_data import upload
 
 WHOLE = 1_000_000
 """More candidates than any domain has."""
+OF_VICTIMS = frozenset({"auxiliary", "client sizes", "victim domains"})
+"""Knowledge of the victims, without all of which pooled styles alone are read."""
 READ_APART = ("model_rounds", "added_images", "prototypes", "head_gradients", "rounds")
 """Questions whose releases are read in a way of their own."""
 
@@ -67,7 +77,7 @@ class SetReconstruction:
     reads: ClassVar[frozenset[str]] = frozenset(
         {"StyleStatistics", "StyleDistribution", "Amplitudes", "Prototypes", "HeadGradient", "ImageStyles"}
     )
-    needs: ClassVar[frozenset[str]] = frozenset({"encoder", "auxiliary", "client sizes", "victim domains"})
+    needs: ClassVar[frozenset[str]] = frozenset({"encoder"})
     accounts_for: ClassVar[frozenset[str]] = ACCOUNTED | {"secure-aggregation", "k-anonymous"}  # means stay means
     sizes: tuple[int, ...] = (40, 130, 500)
     clients: int = 15
@@ -104,12 +114,25 @@ class SetReconstruction:
 
         Of class means, head gradients and means with unknown weights, only single clients whose members are all in the
         gallery are asked about. Raises UsageError where styles are no means over images, and where head gradients reach
-        the adversary without their senders' names. Rows of single images are read where a defense makes groups."""
+        the adversary without their senders' names. Rows of single images are read where a defense makes groups.
+        Adversaries that know nothing of the victims are asked about single pooled styles with complete galleries."""
+        if "HeadGradient" in facts.artifact_kinds and (not facts.named or "own data" in facts.knows):  # a client
+            raise UsageError("reads head gradients under their senders' names, which this adversary does not see")
+        lacking = OF_VICTIMS - facts.knows
+        if (
+            lacking == OF_VICTIMS
+            and facts.artifact_kinds & {"StyleStatistics"}
+            and facts.pooled
+            and not facts.weighted
+            and not facts.summed
+        ):
+            return [question for question in self._single() if question.held == 1.0]
+        if lacking:
+            raise UsageError(f"needs {', '.join(sorted(lacking))}; the adversary does not know that")
+        facts.check_images()
         if "Prototypes" in facts.artifact_kinds:
             return [replace(question, kind="prototypes") for question in self._single() if question.held == 1.0]
         if "HeadGradient" in facts.artifact_kinds:
-            if not facts.named or "own data" in facts.knows:  # a client
-                raise UsageError("reads head gradients under their senders' names, which this adversary does not see")
             return [replace(question, kind="head_gradients") for question in self._single() if question.held == 1.0]
         if "ImageStyles" in facts.artifact_kinds:
             if not facts.grouped_rows:
@@ -180,18 +203,20 @@ class SetReconstruction:
 
     def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Per client: a score for each candidate, and the list that the adversary believes in."""
-        return self._answers(cases, knowledge, rng, lambda _reader, number: cases[number])
+        shown = _shown(cases, knowledge)
+        return self._answers(shown, knowledge, rng, lambda _reader, number: shown[number])
 
     def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Answer from releases of auxiliary images, which no candidate is behind; without any, of drawn candidates."""
+        shown = _shown(cases, knowledge)
         return self._answers(
-            cases, knowledge, rng, lambda reader, n: reader.independent(cases[n], child(rng, "release", n))
+            shown, knowledge, rng, lambda reader, n: reader.independent(shown[n], child(rng, "release", n))
         )
 
     def _answers(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator, seen: "Seen") -> list[Answer]:
         """Answer from the releases that are `seen`, and from each rounding of them."""
         answers: list[Answer] = []
-        for mine in _read_alike(cases):
+        for mine in _read_alike(cases, knowledge):
             reader = _reader_of([cases[number] for number in mine], knowledge, child(rng, "noise"))
             shown = {number: seen(reader, number) for number in mine}
             answers += _answers(cases, shown, reader, rng)
@@ -209,7 +234,7 @@ class SetReconstruction:
 
 AS_SENT = PrototypeReader | GradientReader | GroupReader
 """Readers of what is not read in fewer digits."""
-Reader = ReleaseReader | GivenReader | ClusterReader | AS_SENT
+Reader = ReleaseReader | GivenReader | ClusterReader | UnknownSizeReader | AS_SENT
 Seen = Callable[[Reader, int], Case]
 """Gives what is seen of a case, by its number: its own release, or another one that its reader makes."""
 
@@ -229,12 +254,18 @@ def _answers(
     return answers
 
 
-def _read_alike(cases: Sequence[Case]) -> Iterator[list[int]]:
+def _shown(cases: Sequence[Case], knowledge: Knowledge) -> Sequence[Case]:
+    """The cases, each with the victim's style in place of the bank that shows it, where nothing else is known."""
+    return [released_alone(case) if of_unknown_size(case, knowledge) else case for case in cases]
+
+
+def _read_alike(cases: Sequence[Case], knowledge: Knowledge) -> Iterator[list[int]]:
     """The numbers of the cases of each domain, or of given vectors, whose releases are read in the same way."""
     found: dict[tuple[object, ...], list[int]] = {}
     for number, case in enumerate(cases):
         kind = case.question if case.question in READ_APART else ""
-        domain = None if case.question == "given" else domain_of(case)
+        unknown = case.question == "given" or of_unknown_size(case, knowledge)
+        domain = None if unknown else domain_of(case)
         size = size_of(case) if kind in ("prototypes", "head_gradients") else 0
         found.setdefault((domain, kind, len(case.views), size), []).append(number)
     yield from found.values()
@@ -247,6 +278,8 @@ def _reader_of(cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator
         return reader_of_gradients(cases, knowledge, rng)
     if cases[0].question == "rounds":
         return group_reader(cases, knowledge, rng)
+    if of_unknown_size(cases[0], knowledge):
+        return unknown_size_reader(cases, knowledge, rng)
     if knowledge.weighted_statistic is not None:
         return cluster_reader(cases, knowledge, rng)
     given = cases[0].question == "given"
@@ -263,7 +296,7 @@ def _alike(cases: Sequence[Case], numbers: Sequence[int]) -> Iterator[list[int]]
         candidates = () if case.candidates is None else tuple(case.candidates.ids)
         runs = range(len(case.views))
         sent = tuple(value.numpy().tobytes() for run in runs for value in case.release(run).tensors().values())
-        alike = found.setdefault((size_of(case), case.added, case.dropped, case.asks, len(candidates)), {})
+        alike = found.setdefault((case.records, case.added, case.dropped, case.asks, len(candidates)), {})
         alike.setdefault((case.victim, sent, candidates), number)
     yield from (list(numbers.values()) for numbers in found.values())
 
@@ -275,11 +308,11 @@ def _rounded(case: Case, rounding: str) -> Case:
 
 def _solver(reader: Reader, case: Case, seen: Case, rng: torch.Generator) -> Callable[[Case, Case], MemberPosterior]:
     """Solves cases like this one, each given with what is seen of it, under the prior that is best for their kind."""
-    if isinstance(reader, ClusterReader | GradientReader | GroupReader):
+    if isinstance(reader, ClusterReader | GradientReader | GroupReader | UnknownSizeReader):
         return reader.solved
     if case.dropped:
         change = partial(solved_change, added=case.added, dropped=case.dropped, asks=case.asks)
         return lambda one, view: change(reader.equations(one, view))
     first = reader.equations(case, seen)
-    prior = best_prior(first, rng)
-    return lambda one, view: (first if one is case else reader.equations(one, view)).solved(prior)
+    solver = list_solver(first, rng)
+    return lambda one, view: solver.solved(first if one is case else reader.equations(one, view))

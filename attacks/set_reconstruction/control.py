@@ -31,10 +31,10 @@ def planted_lists(knowledge: Knowledge, rng: torch.Generator) -> PositiveControl
 
     Where releases are mean spectra, the images have pixels, and their whole spectra are read; where they are means with
     unknown weights, the images are in clusters; where a defense makes groups of rows, in groups. Of vectors alone,
-    there are no auxiliary images."""
+    there are no auxiliary images, nor for an adversary without any, to whom size and domain are unknown."""
     count = AUXILIARY + CLIENTS * 2 * SIZE
     statistics, images = _planted(knowledge, count, rng)
-    groups = sends_groups(knowledge)
+    groups, unknown = sends_groups(knowledge), knowledge.auxiliary is None and not knowledge.vectors_alone
     question: QuestionKind = "given" if knowledge.vectors_alone else "rounds" if groups else "resampled_clients"
     cases, truths = [], []
     for number in range(CLIENTS):
@@ -43,14 +43,16 @@ def planted_lists(knowledge: Knowledge, rng: torch.Generator) -> PositiveControl
         found = statistics(images.subset(first + torch.arange(SIZE)))
         sent = grouped(found, GROUPED) if groups else _sent(found, knowledge)
         cases.append(Case(
-            question=question, views=(upload(sent),), victim="client:0", records=SIZE, domain="planted",
+            question=question, views=(upload(sent),), victim="client:0", records=None if unknown else SIZE,
+            domain=None if unknown else "planted",
             slice={"domain": "planted", "n_per_client": SIZE}, candidates=images.subset(first + order),
         ))  # fmt: skip
         truths.append(Truth(members=order < SIZE))
     planted = replace(
         knowledge, statistics=statistics, domain_names=("planted",),
-        auxiliary=None if knowledge.vectors_alone else images.subset(torch.arange(AUXILIARY)),
-        defended=None if groups else knowledge.defended, shared=None if groups else knowledge.shared,
+        auxiliary=None if unknown or knowledge.vectors_alone else images.subset(torch.arange(AUXILIARY)),
+        defended=None if groups or unknown else knowledge.defended,
+        shared=None if groups or unknown else knowledge.shared,
     )  # fmt: skip
     return PositiveControl(
         cases=cases, truths=truths, knowledge=planted, measurement="auc", at_least=0.99,

@@ -19,8 +19,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fdgsec.attacks.set_reconstruction.expectation_propagation import propagated
 from fdgsec.attacks.set_reconstruction.list_equations import LEAST_NOISE, ListEquations, MemberPosterior, best_prior
-from fdgsec.attacks.set_reconstruction.unequal_weights import listed_weights, ranked_weights
+from fdgsec.attacks.set_reconstruction.list_solver import COUNTED
+from fdgsec.attacks.set_reconstruction.unequal_weights import listed_weights, ranked_weights, refitted_weights
 from fdgsec.attacks.statistics.domain_populations import images_of
 from fdgsec.attacks.statistics.pooled_questions import domain_of, size_of
 from fdgsec.data.domains import DomainDataset, as_float
@@ -36,6 +38,10 @@ SIMULATED = 6
 UNRELATED = 15
 """Clients of its images that it shows itself in the negative control."""
 AT_ONCE = 64
+BLURRED = (0.1, 0.01)
+"""Least errors of a sum over members that are allowed for, tried in turn, in units of a number's spread over images."""
+LEAST_VALUE = 1e-6
+"""Of the largest singular value: with smaller ones numbers depend on others."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -119,8 +125,31 @@ class GradientReader:
         if self.size > self.batch and self.size % self.batch:
             batches = -(-self.size // self.batch)
             largest = 1 / (batches * (self.size % self.batch))
-            return listed_weights(known) or ranked_weights(known, largest=largest)
+            return listed_weights(known) or self.propagated(known) or ranked_weights(known, largest=largest)
         return known.solved(best_prior(known, child(self.rng, "prior")))
+
+    def propagated(self, known: ListEquations) -> MemberPosterior | None:
+        """The weights, if as many candidates as are members explain the gradient; None if they do not.
+
+        Which images are in the last batch nobody knows, but what they weigh: n times 1 / (batches * its length). Sums
+        that are almost exact are taken for less so, by BLURRED, until memberships are decided."""
+        count, last = len(known.candidates), self.size % self.batch
+        if self.size >= count:
+            return None
+        batches = -(-self.size // self.batch)
+        levels = known.images / batches * np.array([0.0, 1 / self.batch, 1 / last])
+        shares = np.array([count - self.size, self.size - last, last]) / count
+        left, values, turned = np.linalg.svd(known.candidates, full_matrices=False)
+        kept = values > LEAST_VALUE * values[0]
+        rows, target = (left * values)[:, kept].T, known.images * (turned[kept] @ known.release)
+        for least in BLURRED:
+            error = max(least, known.images * float(known.noise.max()))
+            matrix = np.concatenate([rows / error, np.full((1, count), 1 / COUNTED)])
+            found = propagated(matrix, np.append(target / error, known.images / COUNTED), levels=levels, shares=shares)
+            listed = refitted_weights(known, found.members)
+            if listed is not None:
+                return listed
+        return None
 
     def independent(self, case: Case, rng: torch.Generator) -> Case:
         """The same question about the gradient of a client of the adversary's images."""

@@ -72,7 +72,7 @@ class ListEquations:
             absent = 0.0
         if absent is None:
             complete = self.solved(prior, absent=0.0) if self.telling() else None
-            if complete is not None and self._explained(complete):
+            if complete is not None and self.explained(complete):
                 return complete
             evidence = {share: self._evidence(share) for share in ABSENT}
             absent = max(evidence, key=lambda share: evidence[share])
@@ -80,7 +80,7 @@ class ListEquations:
         share = listed / len(self.candidates)
         if share >= 1:
             return MemberPosterior(weights=np.ones(len(self.candidates)), listed=len(self.candidates), absent=absent)
-        rows, target = self._whitened(absent)
+        rows, target = self.whitened(absent)
         matrix, values = rows.T, target
         if absent == 0:
             matrix = np.concatenate([matrix, np.full((1, len(self.candidates)), 1 / COUNTED)])
@@ -93,7 +93,12 @@ class ListEquations:
         blurred = self.spread / math.sqrt(self.images) / self.noise
         return float(np.sqrt(np.mean(blurred**2))) > TELLING * EXPLAINED
 
-    def _explained(self, found: "MemberPosterior") -> bool:
+    def told_apart(self) -> bool:
+        """Whether a list with one wrong image has another mean than one without, beyond what explains a release."""
+        moved = math.sqrt(2) * self.spread / self.images / self.noise
+        return float(np.sqrt(np.mean(moved**2))) > 2 * EXPLAINED
+
+    def explained(self, found: "MemberPosterior") -> bool:
         """Whether the mean over the list is the release, up to the release's error."""
         chosen = found.believed().numpy()
         if int(chosen.sum()) != self.images:
@@ -101,7 +106,7 @@ class ListEquations:
         off = (self.candidates[chosen].mean(0) - self.release) / self.noise
         return float(np.sqrt(np.mean(off**2))) <= EXPLAINED
 
-    def _whitened(self, absent: float) -> tuple[Array, Array]:
+    def whitened(self, absent: float) -> tuple[Array, Array]:
         """Candidates (G, D) and n times the release, in coordinates in which the error is white."""
         sums, target = self.candidates, self.images * self.release
         if absent == 0:
@@ -166,15 +171,20 @@ def list_equations(
 
 def best_prior(known: ListEquations, rng: torch.Generator) -> float:
     """The weight of the prior under which a list that the adversary draws itself is found best."""
-    listed = min(known.images, len(known.candidates) - 1)
-    members = torch.zeros(len(known.candidates), dtype=torch.bool)
-    members[torch.randperm(len(members), generator=rng)[:listed]] = True
-    error = torch.randn(len(known.noise), generator=rng, dtype=torch.float64).numpy() * known.noise
-    rehearsed = replace(known, release=known.candidates[members.numpy()].mean(0) + error, images=listed)
+    drawn, members = rehearsed(known, rng)
     areas = {}
     for prior in PRIORS:
-        scores = rehearsed.solved(prior, absent=0.0).scores()
+        scores = drawn.solved(prior, absent=0.0).scores()
         areas[prior] = auc(scores[members], scores[~members])
         if areas[prior] == 1.0:  # no other weight finds it better
             return prior
     return max(PRIORS, key=lambda prior: areas[prior])
+
+
+def rehearsed(known: ListEquations, rng: torch.Generator) -> tuple[ListEquations, Tensor]:
+    """The equations of a list that the adversary draws among the candidates of `known`, and its members (G,) bool."""
+    listed = min(known.images, len(known.candidates) - 1)
+    members = torch.zeros(len(known.candidates), dtype=torch.bool)
+    members[torch.randperm(len(members), generator=rng)[:listed]] = True
+    error = torch.randn(len(known.noise), generator=rng, dtype=torch.float64).numpy() * known.noise
+    return replace(known, release=known.candidates[members.numpy()].mean(0) + error, images=listed), members

@@ -9,6 +9,7 @@ squares then finds it (Lawson and Hanson 1974; scipy's `nnls`), without a bound 
 import math
 
 import numpy as np
+import numpy.typing as npt
 from scipy.optimize import nnls
 
 from fdgsec.attacks.set_reconstruction.box_least_squares import Array, box_least_squares
@@ -29,6 +30,15 @@ def solved_unequal(known: ListEquations) -> MemberPosterior:
 def listed_weights(known: ListEquations) -> MemberPosterior | None:
     """The weights if as many candidates as there are members explain the release; None where they do not."""
     found = _sparse(*_equations(known), known.images) if known.telling() else None
+    return None if found is None else _posterior(known, found)
+
+
+def refitted_weights(known: ListEquations, scores: Array) -> MemberPosterior | None:
+    """The weights of as many candidates of largest score (G,) as there are members, if these explain the release."""
+    matrix, target = _equations(known)
+    if known.images >= min(matrix.shape) or not known.telling():
+        return None
+    found = _refitted(matrix, target, np.argsort(-scores, kind="stable")[: known.images])
     return None if found is None else _posterior(known, found)
 
 
@@ -69,7 +79,12 @@ def _sparse(matrix: Array, target: Array, images: int) -> Array | None:
         weights: Array = nnls(matrix, target)[0]
     except RuntimeError:  # of scipy: no solution in 3 G steps
         return None
-    listed = np.argsort(-weights, kind="stable")[:images]
+    return _refitted(matrix, target, np.argsort(-weights, kind="stable")[:images])
+
+
+def _refitted(matrix: Array, target: Array, listed: npt.NDArray[np.intp]) -> Array | None:
+    """The nonnegative weights (G,) of the `listed` candidates alone if they explain the target; None if they do not."""
+    rows, count = matrix.shape
     refitted, length = nnls(matrix[:, listed], target)
     if length > EXPLAINED * math.sqrt(rows):
         return None

@@ -234,7 +234,10 @@ def load_preset(name: str) -> dict[str, Any]:
         else read_bytes(path, largest=LARGEST_TOML, error=UsageError)
     )
     if path.suffix == ".json" and not bundled:
-        return _tables(parse_json_object(content, source=f"settings {name}", error=UsageError))
+        try:
+            return _tables(parse_json_object(content, source="it", error=UsageError))
+        except (UsageError, AttributeError, TypeError) as error:
+            raise UsageError(f"{name} is not the config.json of a run: {error}") from error
     return parse_toml(content, source=f"preset {name}", error=UsageError)
 
 

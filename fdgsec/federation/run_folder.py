@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -51,7 +51,7 @@ def conditions() -> dict[str, object]:
         "code_sha256": code_sha256(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        **{name: version(name) for name in VERSIONED},
+        **{name: _version(name) for name in VERSIONED},
         "platform": f"{platform.system()} {platform.machine()}",
         "processor": str(capabilities().get("cpu_name", "")),
         "precision": table_rows(),
@@ -59,6 +59,14 @@ def conditions() -> dict[str, object]:
         "cores": os.cpu_count() or 0,
         "cuda": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
     }
+
+
+def _version(name: str) -> str | None:
+    """The version of an installed package; None where it was put there without its metadata."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 def run_key(*parts: str) -> str:

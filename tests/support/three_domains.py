@@ -28,23 +28,30 @@ def roles_of_shapes(per_domain: int = 140) -> Roles:
 
 
 def challenger_of(
-    roles: Roles, *defenses: Defense, method: Method | None = None, model: GlobalModel | None = None
+    roles: Roles,
+    *defenses: Defense,
+    method: Method | None = None,
+    model: GlobalModel | None = None,
+    adversary: str = "server",
 ) -> Challenger:
-    """The challenger of a federation of `method` (None: CCST) behind `defenses`."""
+    """The challenger of a federation of `method` (None: CCST) behind `defenses`, for an adversary."""
     clients = [Client(name=f"client:{n}", data=roles.federation.of_domain(n)) for n in range(3)]
     return Challenger(
-        method=method or CCST(), roles=roles, sources=(0, 1, 2), clients=clients, adversary=ADVERSARIES["server"],
+        method=method or CCST(), roles=roles, sources=(0, 1, 2), clients=clients, adversary=ADVERSARIES[adversary],
         encoder="mini", seed=0, model=model, defense_stack=DefenseStack(defenses=defenses),
     )  # fmt: skip
 
 
 def knowledge_of(challenger: Challenger) -> Knowledge:
-    """What the server knows, which can run the method on its own images."""
+    """What the adversary knows, which can run the method on its own images."""
+    knows = challenger.adversary.knows
     auxiliary = challenger.roles.auxiliary.subset(challenger.roles.auxiliary.domains < 3)
     defended = challenger.defense_stack.defenses
     return Knowledge(
         statistics=lambda dataset: statistics("mini", dataset), encoder="mini", class_names=auxiliary.class_names,
-        domain_names=auxiliary.domain_names, auxiliary=auxiliary, unseen=None, own=None,
+        domain_names=auxiliary.domain_names, unseen=None,
+        auxiliary=auxiliary if "auxiliary" in knows else None,
+        own=challenger.clients[0].data if "own data" in knows else None,
         weighted_statistic=challenger.method.weighted_statistic, simulate=challenger.simulated,
         defended=challenger.defended if defended else None, shared=challenger.shared if defended else None,
     )  # fmt: skip

@@ -14,6 +14,8 @@ from fdgsec.attacks.set_reconstruction.head_gradients import (
     mean_of_batches,
     reader_of_gradients,
 )
+from fdgsec.attacks.set_reconstruction.list_equations import ListEquations
+from fdgsec.attacks.set_reconstruction.unequal_weights import listed_weights
 from fdgsec.data.domains import as_float
 from fdgsec.data.roles import Roles
 from fdgsec.experiments.simulated_runs.challenger import Challenger
@@ -117,6 +119,25 @@ def test_members_of_a_short_last_batch_have_larger_weights(roles: Roles):
     weights = reader.solved(case, case).scores() / QUESTION.records
     counted = torch.tensor([1 / 32] * 24 + [1 / 8] * 2, dtype=torch.float64)
     torch.testing.assert_close(weights[members_of(truth)].sort().values, counted, rtol=1e-3, atol=0)
+
+
+def test_known_weights_of_batches_name_lists_that_unknown_ones_leave_open(roles: Roles):
+    """50 of 80 with a last batch of 2, by the first 60 components of the gradients: more members than half of them."""
+    challenger = sharing(roles, RAGGED)
+    case, _ = challenger.cases(QUESTION)[0]
+    reader = replace(reader_of_gradients([case], knowing(challenger), stream(0, "attack")), size=50)
+    rng = np.random.default_rng(0)
+    rows, weights = rng.standard_normal((80, 60)), np.r_[np.full(48, 1 / 56), np.full(2, 1 / 14), np.zeros(30)]
+    known = ListEquations(
+        candidates=rows, release=weights @ rows, noise=np.full(60, 1e-7), spread=np.ones(60),
+        covariance=lambda: np.eye(60), images=50, complete=True,
+    )  # fmt: skip
+    assert listed_weights(known) is None
+    found = reader.propagated(known)
+    assert found is not None
+    assert found.believed().tolist() == [True] * 50 + [False] * 30
+    other = replace(known, release=rng.standard_normal(60) / 7)
+    assert reader.propagated(other) is None
 
 
 def test_noise_on_a_gradient_leaves_less_than_the_list(roles: Roles):

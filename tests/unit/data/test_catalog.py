@@ -11,6 +11,7 @@ from fdgsec.data.catalog import DATASETS, load_dataset, locate
 from fdgsec.data.dataset_scan import scan
 from fdgsec.data.domains import DomainDataset
 from fdgsec.data.image_sources import decode, open_source
+from fdgsec.runtime.checked_files import SEAL_BYTES
 from fdgsec.runtime.errors import DataError, DatasetNotFoundError, UsageError
 from tests.support.small_pacs import SMALL, Files, load, pacs, png, under, write, write_zip
 
@@ -123,7 +124,7 @@ def test_pixels_above_the_budget_are_mapped_from_a_file_that_is_reused(tmp_path:
 
     assert (first_decoded, second_decoded) == ([5], [])
     assert torch.equal(second.pixels(), load(root).pixels())
-    assert [path.stat().st_size for path in (own_cache / "pixels").iterdir()] == [5 * 3 * 8 * 8]
+    assert [path.stat().st_size for path in (own_cache / "pixels").iterdir()] == [5 * 3 * 8 * 8 + SEAL_BYTES]
 
 
 def test_an_interrupted_or_resized_pixel_file_is_written_anew(tmp_path: Path, own_cache: Path) -> None:

@@ -1,0 +1,200 @@
+"""Expectation propagation: the marginals of unknowns that take few known values, from noisy sums of them.
+
+Of y = A w + e with Gaussian e of variance 1, and every w_i one of a few levels (0 and 1 for memberships), the exact
+posterior is a sum over all combinations. Expectation propagation (Minka, "Expectation propagation for approximate
+Bayesian inference", UAI 2001) puts a Gaussian factor in place of the prior of each w_i. In every step, the Gaussian
+posterior without the own factor of w_i (its cavity) is multiplied by the true prior; the factor becomes the one that
+gives the mean and variance of that product. Least squares within bounds knows that w_i lies between 0 and 1; here it
+is known to be one of both, which fewer and less precise sums determine.
+
+The variance of the errors is annealed: it begins where sums at the prior's mean are likely, or at MOST_NOISE, and falls
+to 1 by a constant factor a step, so that w_i decide one after another. A new factor is taken up by the share `damping`;
+steps that are too long run away, which the residual of the list that follows shows.
+
+A step factorizes a matrix as large as the smaller one of numbers and unknowns, (rows, rows) or (G, G), and takes about
+3 G min(rows, G)^2 multiplications: about 0.025 s for 850 unknowns and 512 sums on one core, 60 steps 1.5 s."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+from scipy.linalg import LinAlgError, cho_factor, cho_solve, lapack, solve_triangular
+from scipy.special import logsumexp
+
+from fdgsec.attacks.set_reconstruction.box_least_squares import Array
+
+STEPS = 60
+"""Steps at most, at the largest damping; as many times more as the damping is smaller than LARGEST_DAMPING."""
+LARGEST_DAMPING = 0.5
+MOST_NOISE = 100.0
+"""The largest variance with which annealing begins."""
+ANNEALED = 0.9
+"""Share of the steps in which the variance of the errors falls to 1."""
+SETTLED = 1e-4
+"""Largest change of a mean, in units of the levels' spread, with which the steps end."""
+RUN_AWAY = 2.0
+"""Times the smallest residual of all steps, from which the last step is taken to have run away."""
+LEAST_VARIANCE = 1e-7
+"""Of a posterior, in units of the prior's: smaller ones are decided."""
+FEW = 0.75
+"""Of the unknowns: with fewer sums than this share, systems of (rows, rows) are solved."""
+LEAST_PRECISION = 1e-9
+"""Of a cavity, in the same units: from smaller ones nothing is learned."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Marginals:
+    """For each of G unknowns the probability of every level, (G, L); `levels` are (L,), the first of them 0."""
+
+    levels: Array
+    probabilities: Array
+
+    @property
+    def means(self) -> Array:
+        """The expected values (G,)."""
+        found: Array = self.probabilities @ self.levels
+        return found
+
+    @property
+    def likeliest(self) -> Array:
+        """The likeliest values (G,)."""
+        found: Array = self.levels[self.probabilities.argmax(1)]
+        return found
+
+    @property
+    def members(self) -> Array:
+        """The probabilities (G,) that a value is not 0."""
+        found: Array = self.probabilities[:, 1:].sum(1)
+        return found
+
+    @property
+    def doubtful(self) -> float:
+        """The expected number of unknowns whose likeliest level is wrong."""
+        return float((1 - self.probabilities.max(1)).sum())
+
+
+def propagated(
+    matrix: Array, target: Array, *, levels: Array, shares: Array, damping: float = LARGEST_DAMPING
+) -> Marginals:
+    """The marginals of w (G,) in `levels` (L,), of which each has the prior `shares` (L,), behind `target` (rows,).
+
+    `matrix` is (rows, G), in units of the errors of the target. Where the last step has run away, or rounding leaves
+    no factor, the marginals are those of the step whose likeliest values had the smallest residual."""
+    sums = _Sums(matrix=matrix, target=target)
+    mean, spread = float(shares @ levels), float(np.sqrt(shares @ levels**2 - (shares @ levels) ** 2))
+    start = float(np.clip(np.mean((target - mean * matrix.sum(1)) ** 2), 1.0, MOST_NOISE))
+    sites = _Sites(
+        precision=np.full(matrix.shape[1], spread**-2), linear=np.full(matrix.shape[1], mean * spread**-2),
+        spread=spread,
+    )  # fmt: skip
+    steps = round(STEPS * LARGEST_DAMPING / damping)
+    found = best = Marginals(levels=levels, probabilities=np.tile(shares, (matrix.shape[1], 1)))
+    left = least = sums.residual(found)
+    for step in range(steps):
+        posterior = sums.posterior(sites, start ** max(0.0, 1 - step / (ANNEALED * steps)))
+        if posterior is None:
+            return best
+        before, cavity = found, sites.cavity(*posterior)
+        found = _tilted(cavity, levels, np.log(shares))
+        sites, left = sites.moved(cavity, found, damping), sums.residual(found)
+        if left <= least:
+            best, least = found, left
+        if step > ANNEALED * steps and np.abs(found.means - before.means).max() < SETTLED * spread:
+            break
+    return found if left <= RUN_AWAY * least else best
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Cavity:
+    """The Gaussian of each unknown (G,) without its own factor, in natural parameters; `known` where there is one."""
+
+    precision: Array
+    linear: Array
+    known: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Sites:
+    """The Gaussian factor of each unknown (G,) in natural parameters; `spread` is the prior's standard deviation."""
+
+    precision: Array
+    linear: Array
+    spread: float
+
+    def cavity(self, mean: Array, variance: Array) -> _Cavity:
+        """What the posterior (G,) knows without these factors."""
+        least = LEAST_PRECISION * self.spread**-2
+        safe = np.where(variance > 0, variance, 1.0)
+        narrow = 1 / safe - self.precision
+        known = (variance > 0) & (narrow > least)
+        toward = np.where(known, mean / safe - self.linear, 0.0)
+        return _Cavity(precision=np.where(known, narrow, least), linear=toward, known=known)
+
+    def moved(self, cavity: _Cavity, found: Marginals, damping: float) -> "_Sites":
+        """The factors, moved by `damping` toward those with which the mean and variance are those of `found`."""
+        means = found.means
+        variance = (found.probabilities @ found.levels**2 - means**2).clip(LEAST_VARIANCE * self.spread**2)
+        moves = cavity.known & (1 / variance > cavity.precision)
+        precision, linear = 1 / variance - cavity.precision, means / variance - cavity.linear
+        return replace(
+            self,
+            precision=np.where(moves, self.precision + damping * (precision - self.precision), self.precision),
+            linear=np.where(moves, self.linear + damping * (linear - self.linear), self.linear),
+        )
+
+
+def _tilted(cavity: _Cavity, levels: Array, logs: Array) -> Marginals:
+    """The probabilities of levels under a cavity and the prior's logarithms (L,)."""
+    weight = logs + cavity.linear[:, None] * levels - 0.5 * cavity.precision[:, None] * levels**2
+    return Marginals(levels=levels, probabilities=np.exp(weight - logsumexp(weight, axis=1, keepdims=True)))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Sums:
+    """The `matrix` (rows, G) and `target` (rows,) of the sums, and what every step needs of them."""
+
+    matrix: Array
+    target: Array
+
+    @cached_property
+    def gram(self) -> Array | None:
+        """The product (G, G) of the matrix with itself; None where systems of (rows, rows) are cheaper."""
+        rows, count = self.matrix.shape
+        return None if rows < FEW * count else self.matrix.T @ self.matrix
+
+    @cached_property
+    def toward(self) -> Array:
+        """The product (G,) of the matrix and the target."""
+        found: Array = self.matrix.T @ self.target
+        return found
+
+    def residual(self, found: Marginals) -> float:
+        """The squared distance of the sums of the likeliest values from the target."""
+        return float(np.square(self.target - self.matrix @ found.likeliest).sum())
+
+    def posterior(self, sites: _Sites, noise: float) -> tuple[Array, Array] | None:
+        """The means and variances (G,) under Gaussian factors and errors of variance `noise`; None without a factor."""
+        precision, linear = sites.precision, sites.linear
+        try:
+            if self.gram is None:
+                return self._of_few(precision, self.toward / noise + linear, noise)
+            system = self.gram / noise
+            system[np.diag_indices(len(precision))] += precision
+            factor, _ = cho_factor(system, lower=True, overwrite_a=True, check_finite=False)
+        except LinAlgError:
+            return None
+        mean = cho_solve((factor, True), self.toward / noise + linear, check_finite=False)
+        inverse, _ = lapack.dpotri(factor, lower=1)
+        return mean, inverse.diagonal().copy()
+
+    def _of_few(self, precision: Array, total: Array, noise: float) -> tuple[Array, Array]:
+        """The same by the Woodbury identity: with P = diag(precision) and A = matrix,
+
+        (A^T A / noise + P)^-1 = P^-1 - P^-1 A^T (noise I + A P^-1 A^T)^-1 A P^-1."""
+        scaled = self.matrix / precision
+        system = scaled @ self.matrix.T
+        system[np.diag_indices(len(system))] += noise
+        factor, _ = cho_factor(system, lower=True, overwrite_a=True, check_finite=False)
+        half = solve_triangular(factor, scaled, lower=True, check_finite=False)
+        return total / precision - half.T @ (half @ total), 1 / precision - np.square(half).sum(0)

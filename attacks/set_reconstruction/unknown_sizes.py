@@ -1,0 +1,131 @@
+"""Means over an unknown number of images of an unknown domain: what a client reads in the bank that it receives.
+
+A client of CCST has every other client's pooled style in float32, but knows neither how many images are behind one,
+nor of which domain they are, and has no images of it but its candidates. The release is sum_i w_i t_i with w_i = 0 or
+1/n, so that w_i >= 0 and sum_i w_i = 1: nonnegative least squares finds few positive weights where there are enough
+equations (fdgsec.attacks.set_reconstruction.unequal_weights), and n is 1 over their median. Center and scale are those
+of the candidates."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from scipy.optimize import nnls
+
+from fdgsec.attacks.set_reconstruction.box_least_squares import Array
+from fdgsec.attacks.set_reconstruction.list_equations import ListEquations, MemberPosterior, list_equations
+from fdgsec.attacks.set_reconstruction.unequal_weights import ranked_weights
+from fdgsec.attacks.statistics.defense_noise import defense_noise_of_mean
+from fdgsec.attacks.statistics.domain_populations import Population, population_of_candidates
+from fdgsec.attacks.statistics.pooled_questions import release_of
+from fdgsec.attacks.statistics.release_precision import rounding_noise
+from fdgsec.data.domains import DomainDataset
+from fdgsec.federation.artifacts import StyleStatistics
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.random_streams import child
+from fdgsec.threats.adversary import Knowledge
+from fdgsec.threats.attack import Case
+from fdgsec.threats.positive_control_data import upload
+
+POSITIVE = 0.3
+"""Of the largest weight: smaller ones are no members'."""
+ASSUMED = 0.5
+"""Share of the candidates that are taken for members where the release does not tell how many are."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class UnknownSizeReader:
+    """Reads pooled styles of clients of whom nothing is known; the population is that of the candidates."""
+
+    knowledge: Knowledge
+    population: Population
+    rng: torch.Generator
+
+    def solved(self, case: Case, seen: Case) -> MemberPosterior:
+        """The list of the candidates of `case` that explains the release in `seen`; else the likeliest weights.
+
+        Behind a defense, candidates are only ranked: any error can then be its noise."""
+        known = self.equations(case, seen)
+        found = None if self.knowledge.defended is not None else equal_weights(known)
+        return found or ranked_weights(known, largest=1 / known.images)
+
+    def equations(self, case: Case, seen: Case) -> ListEquations:
+        """The equations of the release in `seen`, for as many members as ASSUMED."""
+        statistic, about, candidates = self.knowledge.released_statistic, self.population.about, _candidates(case)
+        release = statistic.about(release_of(seen, self.knowledge), about)
+        noise = rounding_noise(seen.release(), statistic, about, images=None)
+        if self.knowledge.defended is not None:
+            if self.knowledge.own is None:
+                noise = self.population.whiten.scale
+            else:
+                moved = defense_noise_of_mean(
+                    self.knowledge, self.knowledge.own, records=len(self.knowledge.own), about=about,
+                    rng=child(self.rng, "defense"),
+                )  # fmt: skip
+                assert moved is not None
+                release, noise = release - moved.shift, (noise.square() + moved.variance).sqrt()
+        records = statistic.about(statistic.records(self.knowledge.statistics(candidates)), about)
+        images = max(1, round(ASSUMED * len(candidates)))
+        return list_equations(records, release, self.population, noise=noise, images=images)
+
+    def independent(self, case: Case, rng: torch.Generator) -> Case:
+        """The same question about a mean of candidates drawn with replacement, whoever the members are."""
+        statistic, candidates = self.knowledge.released_statistic, _candidates(case)
+        records = statistic.records(self.knowledge.statistics(candidates))
+        drawn = records[torch.randint(len(records), (max(1, round(ASSUMED * len(records))),), generator=rng)]
+        sent = statistic.artifact(drawn.mean(0, keepdim=True), like=case.release(), images=len(drawn))
+        return replace(case, views=(upload(sent, sender=case.victim),))
+
+
+def unknown_size_reader(cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> UnknownSizeReader:
+    """The reader of pooled styles of clients of unknown sizes and domains. Raises UsageError for a case without
+    candidates."""
+    population = population_of_candidates([_candidates(case) for case in cases], knowledge)
+    return UnknownSizeReader(knowledge=knowledge, population=population, rng=child(rng, "unknown sizes"))
+
+
+def of_unknown_size(case: Case, knowledge: Knowledge) -> bool:
+    """Whether a case is about a re-drawn client of whom the adversary knows neither size nor domain."""
+    nothing = case.records is None and case.domain is None and knowledge.auxiliary is None
+    return nothing and case.question == "resampled_clients"
+
+
+def released_alone(case: Case) -> Case:
+    """The case with nothing in view but the victim's pooled style: its upload, or its row of a bank.
+
+    Raises UnseenError where neither was seen, and UsageError for several rows."""
+    mean, std = case.released()
+    if len(mean) != 1:
+        raise UsageError(f"the attack reads one pooled style a client; {case.victim} sent {len(mean)} rows.")
+    sent = StyleStatistics(mean=mean[0].float(), std=std[0].float())
+    return replace(case, views=(upload(sent, sender=case.victim),))
+
+
+def equal_weights(known: ListEquations) -> MemberPosterior | None:
+    """The weights, times their number, if as many candidates as follow from the weights have the release as their mean.
+
+    None where they do not, or where there are as many of them as numbers: such lists explain anything."""
+    matrix, target = (known.candidates / known.noise).T, known.release / known.noise
+    held = float(np.abs(matrix).max())  # the sum of weights is as exact as the numbers are
+    try:
+        weights: Array = nnls(
+            np.concatenate([matrix, np.full((1, matrix.shape[1]), held)]),
+            np.append(target, held),
+            maxiter=20 * matrix.shape[1],
+        )[0]
+    except RuntimeError:  # of scipy: no solution in so many steps
+        return None
+    positive = weights[weights > POSITIVE * weights.max()]
+    images = round(1 / float(np.median(positive))) if len(positive) else 0
+    if not 1 <= images < min(matrix.shape):
+        return None
+    counted = replace(known, images=images)
+    found = MemberPosterior(weights=images * weights, listed=images, absent=0.0)
+    return found if counted.telling() and counted.explained(found) else None
+
+
+def _candidates(case: Case) -> DomainDataset:
+    if case.candidates is None:
+        raise UsageError(f"set-reconstruction looks for members among candidates; {case.victim} came without any.")
+    return case.candidates

@@ -1,0 +1,133 @@
+"""Set reconstruction by expectation propagation: lists that bounds leave open, and where it must give way."""
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+from fdgsec.attacks.set_reconstruction.box_least_squares import Array
+from fdgsec.attacks.set_reconstruction.expectation_propagation import propagated
+from fdgsec.attacks.set_reconstruction.list_equations import ListEquations
+from fdgsec.attacks.set_reconstruction.list_solver import DAMPINGS, list_solver, propagated_list
+from fdgsec.metrics.roc import auc
+from fdgsec.runtime.random_streams import stream
+
+BINARY = np.array([0.0, 1.0])
+
+
+def enumerated(matrix: Array, target: Array, levels: Array, shares: Array) -> Array:
+    """The posterior (G, L) of every level, by a sum over all combinations."""
+    count = matrix.shape[1]
+    choices = np.array(list(product(range(len(levels)), repeat=count)))
+    off = target - levels[choices] @ matrix.T
+    logs = np.log(shares)[choices].sum(1) - 0.5 * np.square(off).sum(1)
+    weight = np.exp(logs - logs.max())
+    return np.stack([weight @ (choices == level) for level in range(len(levels))], axis=1) / weight.sum()
+
+
+@pytest.mark.parametrize("rows", [6, 16])
+@pytest.mark.parametrize("levels", [BINARY, np.array([0.0, 1.0, 2.5])])
+def test_marginals_are_those_of_all_combinations(rows: int, levels: Array):
+    """Both forms of the systems: with fewer sums than unknowns, and with more.
+
+    The approximation is no exact one: at 9 unknowns, of some .1 on average at most."""
+    rng, count = np.random.default_rng(0), 9 if len(levels) == 3 else 12
+    shares = np.full(len(levels), 1 / len(levels))
+    for _ in range(4):
+        matrix = 0.4 * rng.standard_normal((rows, count))
+        target = matrix @ rng.choice(levels, size=count) + rng.standard_normal(rows)
+
+        found = propagated(matrix, target, levels=levels, shares=shares)
+
+        truth = enumerated(matrix, target, levels, shares)
+        assert np.abs(found.probabilities - truth).max() < 0.1
+        assert np.abs(found.probabilities - truth).mean() < 0.03
+        assert np.allclose(found.means, found.probabilities @ levels)
+
+
+def images_of(*, images: int, noise: float, decay: float = 1.0, seed: int = 0, members: bool = True) -> ListEquations:
+    """A mean over the first `images` of 100 candidates, or over as many others: 60 numbers.
+
+    Principal components have spreads from 1 down to 10^-`decay`, as those of styles have; `noise` is the deviation of
+    a sum's error."""
+    rng = np.random.default_rng(seed)
+    turned = np.linalg.qr(rng.standard_normal((60, 60)))[0]
+    records = rng.standard_normal((100 + images, 60)) * np.logspace(0, -decay, 60) @ turned
+    mean = records[:images].mean(0) if members else records[100:].mean(0)
+    return ListEquations(
+        candidates=records[:100], release=mean + noise / images * rng.standard_normal(60),
+        noise=np.full(60, noise / images), spread=records.std(0), covariance=lambda: np.cov(records.T), images=images,
+    )  # fmt: skip
+
+
+def hits(known: ListEquations, weights: torch.Tensor) -> int:
+    """The members among as many candidates of largest weight."""
+    return int((weights.topk(known.images).indices < known.images).sum())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_list_that_bounds_leave_open_is_exact(seed: int):
+    known = images_of(images=50, noise=0.1, decay=1.5, seed=seed)
+    solver = list_solver(known, stream(0, "attack"))
+
+    within, found = known.solved(solver.prior), solver.solved(known)
+
+    assert hits(known, within.scores()) < 50
+    assert found.believed().nonzero().flatten().tolist() == list(range(50))
+
+
+def test_a_list_whose_residual_is_not_that_of_errors_is_not_believed():
+    known = images_of(images=50, noise=0.1)
+    shifted = replace(known, release=known.release + 0.1)
+    assert propagated_list(known, DAMPINGS).only
+    assert not propagated_list(shifted, DAMPINGS).only
+
+
+def test_steps_that_run_away_leave_the_weights_within_bounds():
+    """Almost exact means of others, in numbers whose spreads differ by four orders: no combination of candidates fits.
+
+    The box, which finds the adversary's own lists as well, is taken with its weights."""
+    known = images_of(images=20, noise=1e-4, decay=4.0, members=False)
+    solver = list_solver(known, stream(0, "attack"))
+    away = propagated_list(known, DAMPINGS)
+
+    found = solver.solved(known)
+
+    assert not away.only
+    assert np.array_equal(found.weights, known.solved(solver.prior).weights)
+    assert not np.array_equal(found.weights, away.posterior.weights)
+
+
+def test_an_adversary_rehearses_which_solution_ranks_better():
+    """Errors of 1 leave many lists, those of .1 one that bounds do not find, and those of .001 one that they find."""
+    noisy, open_to_bounds, clear = (
+        list_solver(images_of(images=50, noise=noise, decay=1.5), stream(0, "attack")).rehearsal
+        for noise in (1.0, 0.1, 0.001)
+    )
+    assert not noisy.exact
+    assert (open_to_bounds.exact, open_to_bounds.better) == (True, True)
+    assert (clear.exact, clear.better) == (True, False)
+
+
+def test_a_gallery_with_no_more_candidates_than_members_is_left_to_the_bounds():
+    """Some members must be absent, or all candidates are members: memberships have no prior of 0 or 1."""
+    known = replace(images_of(images=50, noise=3.0), images=100)
+    solver = list_solver(known, stream(0, "attack"))
+    assert np.array_equal(solver.solved(known).weights, known.solved(solver.prior).weights)
+
+
+def test_where_several_lists_explain_a_release_none_is_the_only_one():
+    assert not propagated_list(images_of(images=50, noise=3.0), DAMPINGS).only
+
+
+@pytest.mark.parametrize("noise", [1e-4, 0.4, 4.0])
+def test_releases_of_others_give_no_list_and_no_evidence(noise: float):
+    areas = []
+    for seed in range(5):
+        known = images_of(images=50, noise=noise, seed=seed, members=False)
+        found = list_solver(known, stream(0, "attack")).solved(known)
+        areas.append(auc(found.scores()[:50], found.scores()[50:]))
+        assert not propagated_list(known, DAMPINGS[:1]).only
+    assert 0.4 < sum(areas) / len(areas) < 0.6  # an area of 50 and 50 has a standard deviation of .058
