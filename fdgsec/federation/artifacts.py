@@ -23,7 +23,9 @@ SCHEMA = 1
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 LARGEST = 1e18
-"""The largest size of a float in an artifact: its square is still a float32, and no network that trains holds more."""
+"""The largest size of a float in an artifact: its square is still a float32."""
+LARGEST_WEIGHT = 1e36
+"""The same of a model's state, whose running variances are squares themselves: the sum of a hundred is a float32."""
 MOST_PARTIES = 2**31
 """Numbers of clients and classes lie below."""
 
@@ -33,10 +35,11 @@ class Artifact:
     """Named tensors of one kind; a subclass defines the legal shapes and ranges.
 
     Tensors hold floats unless `integers` names them: int64 from `least` on. Raises ArtifactError when a float is not
-    finite or above LARGEST, or a dtype, shape or range is wrong."""
+    finite or above `largest`, or a dtype, shape or range is wrong."""
 
     kind: ClassVar[str] = "artifact"
     integers: ClassVar[Mapping[str, int]] = {}
+    largest: ClassVar[float] = LARGEST
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors by name, in a fixed order."""
@@ -46,7 +49,7 @@ class Artifact:
         for name, value in self.tensors().items():
             self._check_dtype(name, value)
             if value.is_floating_point():
-                _check_size(self.kind, name, value)
+                _check_size(self.kind, name, value, largest=self.largest)
             elif name in self.integers:
                 _check_integers(self.kind, name, value, least=self.integers[name])
 
@@ -76,17 +79,17 @@ def _expect_dtype(kind: str, name: str, value: Tensor, legal: Sequence[torch.dty
         raise ArtifactError(f"{kind}.{name} must be a dense tensor of {named}; it is of {value.dtype}.")
 
 
-def _check_size(kind: str, name: str, value: Tensor) -> None:
-    """Raise ArtifactError for a NaN, an infinity or a number above LARGEST. One pass: extremes show all three."""
+def _check_size(kind: str, name: str, value: Tensor, *, largest: float) -> None:
+    """Raise ArtifactError for a NaN, an infinity or a number above `largest`. One pass: extremes show all three."""
     if value.numel() == 0:
         return
     extremes = torch.stack(torch.aminmax(value))
     if not bool(torch.isfinite(extremes).all()):
         count = int((~torch.isfinite(value)).sum())
         raise ArtifactError(f"{kind}.{name} has {count} values that are not finite; nothing was accepted.")
-    if float(extremes.abs().max()) > LARGEST:
+    if float(extremes.abs().max()) > largest:
         raise ArtifactError(
-            f"{kind}.{name} holds {float(extremes.abs().max()):.4g}; numbers up to {LARGEST:g} are accepted."
+            f"{kind}.{name} holds {float(extremes.abs().max()):.4g}; numbers up to {largest:g} are accepted."
         )
 
 
@@ -185,6 +188,7 @@ class ModelState(Artifact):
     """Network parameters and buffers by name, floats and integers; also the type of the global model."""
 
     kind: ClassVar[str] = "ModelState"
+    largest: ClassVar[float] = LARGEST_WEIGHT
     state: Mapping[str, Tensor]
 
     def _check_dtype(self, name: str, value: Tensor) -> None:

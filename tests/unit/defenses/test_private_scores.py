@@ -98,7 +98,7 @@ def test_an_image_that_every_model_gets_wrong_for_one_that_none_does_moves_them_
 
 
 def test_a_loss_that_is_no_number_counts_as_the_bound(clients: list[Client]):
-    broken = {name: torch.full_like(value, 1e38) for name, value in start(METHOD).state.state.items()}
+    broken = {name: torch.full_like(value, 1e36) for name, value in start(METHOD).state.state.items()}
 
     answered = METHOD.review(
         clients[0], model=start(METHOD), inbox={"client:1": ModelState(state=broken)}, state={}, rng=drawn("review")

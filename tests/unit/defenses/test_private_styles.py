@@ -336,7 +336,7 @@ def test_options_out_of_range_are_refused(options: dict[str, object]):
 
 
 def vector(*values: float) -> Tensor:
-    return torch.tensor(values)
+    return torch.tensor(values, dtype=torch.float32)
 
 
 @pytest.mark.parametrize(
