@@ -4,13 +4,13 @@ A mean of D numbers over n images is D linear equations in the unknown 0/1 membe
 (fdgsec.attacks.set_reconstruction.list_equations). Dinur and Nissim (PODS 2003) reconstruct a database from enough
 noisy sums by solving for the closest one, and Dwork and Yekhanin (CRYPTO 2008) with as many sums as unknowns; here the
 sums are those of known statistics of the candidates. Memberships are relaxed to [0, 1], and the most likely weights
-under Gaussian errors are found (fdgsec.attacks.set_reconstruction.box_least_squares). For random matrices without
-noise one solution is left where there are more than half as many equations as candidates (Donoho and Tanner, Discrete
-and Computational Geometry 2010, on the faces of a projected cube); with more candidates, or with noise, the weights
-still rank them, unless expectation propagation with the prior of 0 and 1 finds the list there
-(fdgsec.attacks.set_reconstruction.list_solver). Where members have unequal weights that nobody else knows, as in FISC's means over clusters, they are
-found as the fewest that explain a release (fdgsec.attacks.set_reconstruction.unequal_weights). `membership` tests one
-candidate at a time instead."""
+under Gaussian errors are found (fdgsec.attacks.set_reconstruction.box_least_squares). For random matrices without noise
+one solution is left where there are more than half as many equations as candidates (Donoho and Tanner, Discrete and
+Computational Geometry 2010, on the faces of a projected cube); with more candidates, or with noise, the weights still
+rank them, unless expectation propagation with the prior of 0 and 1 finds the list there
+(fdgsec.attacks.set_reconstruction.list_solver). Where members have unequal weights that nobody else knows, as in FISC's
+means over clusters, they are found as the fewest that explain a release
+(fdgsec.attacks.set_reconstruction.unequal_weights). `membership` tests one candidate at a time instead."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
