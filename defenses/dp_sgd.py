@@ -21,8 +21,8 @@ from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.registry import name_of
 from fdgsec.runtime.secret_streams import SecretStream
 
-SMALLEST_MULTIPLIER = 1e-3
-"""Less noise costs an epsilon above 5e5 in a single step, which protects nobody and overflows where it is composed."""
+SMALLEST_MULTIPLIER = 1e-6
+"""Less noise costs an epsilon above 5e11 in a single step, which protects nobody and overflows where it is composed."""
 PUBLIC = frozenset({"steps"})
 """Metrics that do not depend on any image."""
 
@@ -56,7 +56,7 @@ class DPSGD:
         if 0 < noise < SMALLEST_MULTIPLIER:
             raise UsageError(
                 f"dp-sgd.noise_multiplier must be 0 (no guarantee) or at least {SMALLEST_MULTIPLIER:g}; got {noise:g}, "
-                "whose epsilon would be above 5e5."
+                "whose epsilon would be above 5e11."
             )
         if self.max_physical_batch is not None and self.max_physical_batch < 1:
             raise UsageError(f"dp-sgd.max_physical_batch counts images, at least 1; got {self.max_physical_batch}.")

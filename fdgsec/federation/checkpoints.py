@@ -73,8 +73,8 @@ class Checkpoints:
 
     @property
     def begun(self) -> bool:
-        """Whether the folder holds an unfinished run, this one or another."""
-        return (self.folder / BEGUN).exists()
+        """Whether the folder holds an unfinished run, this one or another, of which a round was kept."""
+        return (self.folder / BEGUN).exists() and bool(rounds_in(self.folder))
 
     def clear(self) -> None:
         """Forget whatever unfinished run the folder holds."""
@@ -116,7 +116,7 @@ class Checkpoints:
 
     def _check_run(self) -> None:
         path = self.folder / BEGUN
-        if not path.exists():
+        if not self.begun:  # nothing of a run that ended before its first round is worth a refusal
             return
         try:
             told: dict[str, Any] = json.loads(path.read_text())

@@ -100,10 +100,13 @@ def test_the_lines_of_the_command_say_so(tmp_path: Path, capsys: pytest.CaptureF
         ("--method ccst --with mixstyle --norm group", "leave --with out"),
     ],
 )
-def test_what_cannot_be_promised_is_bad_usage(arguments: str, said: str, capsys: pytest.CaptureFixture[str]):
+def test_what_cannot_be_promised_is_bad_usage(
+    arguments: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     small = [item for name in ("per_domain=21", "image_size=32", *PLAN[2:]) for item in ("--set", name)]
 
-    code = main(["train", *arguments.split(), "--dataset", "shapes", "--rounds", "1", "--defense", "dp-sgd:epsilon=8", *small])  # fmt: skip
+    code = main(["train", *arguments.split(), "--dataset", "shapes", "--rounds", "1", "--defense", "dp-sgd:epsilon=8",
+                 "--out", str(tmp_path / "run"), *small])  # fmt: skip
 
     assert code == 2
     assert said in capsys.readouterr().err

@@ -213,6 +213,8 @@ def planned(attack: Attack, setting: AttackSetting) -> Sequence[Question]:
     try:
         return attack.plan_of_vectors(setting.facts)
     except UsageError as alone:
+        if not setting.facts.public_images:  # none about which an attack could ask instead
+            raise
         try:
             return _planned(attack, setting)
         except UsageError:

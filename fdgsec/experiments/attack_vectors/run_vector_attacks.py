@@ -285,6 +285,7 @@ def _facts(questions: VectorQuestions, *, classes: int, config: RunConfig, knows
         profile=config.profile, knows=frozenset(knows),
         pooled=not any(isinstance(one.artifact, Amplitudes) for one in questions.sent.values()),
         candidate_statistics=questions.given is not None and questions.given.table is not None,
+        public_images=0 if questions.images is None else 1,
     )  # fmt: skip
 
 

@@ -192,7 +192,7 @@ def test_the_document_is_printed_and_nothing_else(tmp_path: Path, capsys: pytest
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(None, "holds no report.json"), ("{", "cannot be read"), ("[]", "is not a JSON object"), ("{}", "not a report of schema 1"),
+    [(None, "holds no report.json"), ("{", "cannot be read"), ("[]", "is no JSON object"), ("{}", "not a report of schema 1"),
      ('{"schema": 2}', "not a report of schema 1")],
 )  # fmt: skip
 def test_what_is_no_report_is_refused_in_one_line(

@@ -51,9 +51,9 @@ def finished(config: RunConfig, out: Path) -> dict[str, Any]:
     """Train to the end; everything that the run's folder says, without times."""
     train(config, data_root=None, out=out, progress=NoProgress())
     report = json.loads((out / "report.json").read_text())
-    del report["seconds"]
+    del report["seconds"], report["environment"]["date"], report["environment"]["command"]
     names = sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
-    bytes_of = {name: (out / name).read_bytes() for name in names if not name.startswith("report.")}
+    bytes_of = {name: (out / name).read_bytes() for name in names if not name.startswith(("report.", "SHA256SUMS"))}
     return {"report": report, "names": names, "files": bytes_of}
 
 
@@ -224,6 +224,14 @@ def test_another_run_in_the_folder_is_refused_and_names_what_differs(tmp_path: P
     (tmp_path / "run.json").write_text("[" * 5000)
     with pytest.raises(UsageError, match=r"cannot be read.*--fresh starts anew"):
         ran(TOYS["styles once"], kept_in(tmp_path))
+
+
+def test_a_run_that_ended_before_its_first_round_keeps_nobody_out(tmp_path: Path):
+    kept_in(tmp_path, rounds=4, seed=0).begin()
+
+    whole = ran(TOYS["styles once"], kept_in(tmp_path, key="another", rounds=4, seed=1))
+
+    assert result(whole) == result(ran(TOYS["styles once"], kept_in(tmp_path / "whole", rounds=4, seed=1)))
 
 
 def test_a_disk_that_refuses_costs_the_kept_round_and_not_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
