@@ -26,6 +26,8 @@ def told(report: AttackReport) -> str:
     document = json.loads(report.json())
     for changing in ("seconds", "reused"):
         del document[changing]
+    for changing in ("date", "command"):
+        del document["environment"][changing]
     for attack in document["attacks"]:
         del attack["seconds"]
     return json.dumps(document, sort_keys=True)

@@ -85,8 +85,8 @@ def _seed_document(seed: int, found: Finding) -> dict[str, Any]:
         "seed": seed, "p_value": found.p_value, "quiet": found.quiet, "controlled": found.controlled,
         "populations": len(found.populations),
     }  # fmt: skip
-    numbers = dict.fromkeys(("slice", "value", "low", "high", "chance", "n", "measurement", "chance_p_value", "gap"))
-    numbers["excess"] = None
+    names = ("slice", "value", "low", "high", "chance", "n", "measurement", "chance_p_value", "gap", "excess")
+    numbers: dict[str, Any] = dict.fromkeys(names)
     decisive = found.decisive
     if decisive is not None:
         numbers |= {key: decisive.row[key] for key in ("slice", "value", "low", "high", "chance", "n")}
