@@ -21,7 +21,7 @@ from fdgsec.attacks.set_reconstruction.list_equations import LEAST_NOISE, ListEq
 from fdgsec.attacks.set_reconstruction.unequal_weights import listed_weights
 from fdgsec.attacks.statistics.defense_noise import read_style_rows, style_rows_of
 from fdgsec.attacks.statistics.domain_populations import images_of
-from fdgsec.attacks.statistics.pooled_questions import domain_of
+from fdgsec.attacks.statistics.pooled_questions import candidates_of, domain_of
 from fdgsec.attacks.statistics.release_precision import rounding_of_values
 from fdgsec.attacks.statistics.style_conventions import CONVENTIONS
 from fdgsec.data.domains import DomainDataset
@@ -50,12 +50,10 @@ class GroupReader:
         """The weights of the candidates of `case`: each one's largest in any of the groups that are seen.
 
         Raises UsageError where no row is sent twice: then another defense changed the rows of a group."""
-        if case.candidates is None:
-            raise UsageError(f"set-reconstruction looks for members among candidates; {case.victim} came without any.")
         means, sizes = groups_of(torch.cat(seen.released(), dim=1))
         if int(sizes.max()) == 1:
             raise UsageError("set-reconstruction reads groups of equal rows; all rows that were sent differ.")
-        rows = self._rows(case.candidates)
+        rows = self._rows(candidates_of(case))
         solved = [self._group(rows, mean, int(size)) for mean, size in zip(means, sizes, strict=True)]
         return MemberPosterior(
             weights=np.max([found.weights for found in solved], axis=0), listed=int(sizes.sum()), absent=0.0

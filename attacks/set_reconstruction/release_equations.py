@@ -12,7 +12,13 @@ from fdgsec.attacks.set_reconstruction.list_equations import ListEquations, list
 from fdgsec.attacks.set_reconstruction.whole_spectra import SpectraTable, whole_spectra
 from fdgsec.attacks.statistics.defense_noise import DefenseNoise, defense_noise_of_mean
 from fdgsec.attacks.statistics.domain_populations import Population, distinct_images, images_of, populations_of
-from fdgsec.attacks.statistics.pooled_questions import domain_of, independent_release, release_of, size_of
+from fdgsec.attacks.statistics.pooled_questions import (
+    candidates_of,
+    domain_of,
+    independent_release,
+    release_of,
+    size_of,
+)
 from fdgsec.attacks.statistics.release_precision import rounding_noise
 from fdgsec.attacks.statistics.tracing import fit_whitening
 from fdgsec.data.domains import DomainDataset
@@ -97,10 +103,10 @@ class ReleaseReader:
         if case.added:
             last, first, error = self._two(case, seen)
             release = (last - first) / case.added
-            return self.table.equations(_candidates(case), release, noise=error / case.added, images=case.added)
+            return self.table.equations(candidates_of(case), release, noise=error / case.added, images=case.added)
         read = [self._release(case, seen, number, run) for number, run in enumerate(self.runs)]
         release, error = (torch.cat(parts) for parts in zip(*read, strict=True))
-        return self.table.equations(_candidates(case), release, noise=error, images=size_of(case))
+        return self.table.equations(candidates_of(case), release, noise=error, images=size_of(case))
 
     def release(self, case: Case, seen: Case) -> tuple[Tensor, Tensor]:
         """The first release (D,) of t in `seen`, without the shift of a defense, and the deviation of its error."""
@@ -113,7 +119,7 @@ class ReleaseReader:
         last, first, error = self._two(case, seen)
         changed, after, before = case.added + case.dropped, size_of(case), _before(case)
         placed = [
-            self.table.equations(_candidates(case), total / images, noise=error / changed, images=changed)
+            self.table.equations(candidates_of(case), total / images, noise=error / changed, images=changed)
             for total, images in ((last, after), (first, before))
         ]
         return replace(placed[0], release=(after * placed[0].release - before * placed[1].release) / changed)
@@ -165,7 +171,7 @@ def reader_of(cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator)
     """The reader of the releases of `cases`, which are of one domain and one number of views.
 
     Raises UsageError for one without candidates."""
-    images, _ = distinct_images([_candidates(case) for case in cases])
+    images, _ = distinct_images([candidates_of(case) for case in cases])
     domain, spectra = domain_of(cases[0]), whole_spectra(cases[0], knowledge)
     if spectra is not None:
         everything = replace(knowledge, statistics=spectra, released_statistic=spectra.released_statistic)
@@ -198,9 +204,3 @@ def _under_model(case: Case, run: int, knowledge: Knowledge) -> Knowledge:
 def _before(case: Case) -> int:
     """The number of images behind the first of two releases."""
     return size_of(case) - case.added + case.dropped
-
-
-def _candidates(case: Case) -> DomainDataset:
-    if case.candidates is None:
-        raise UsageError(f"set-reconstruction looks for members among candidates; {case.victim} came without any.")
-    return case.candidates

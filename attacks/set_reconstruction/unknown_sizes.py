@@ -18,9 +18,8 @@ from fdgsec.attacks.set_reconstruction.list_equations import ListEquations, Memb
 from fdgsec.attacks.set_reconstruction.unequal_weights import ranked_weights
 from fdgsec.attacks.statistics.defense_noise import defense_noise_of_mean
 from fdgsec.attacks.statistics.domain_populations import Population, population_of_candidates
-from fdgsec.attacks.statistics.pooled_questions import release_of
+from fdgsec.attacks.statistics.pooled_questions import candidates_of, release_of
 from fdgsec.attacks.statistics.release_precision import rounding_noise
-from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import StyleStatistics
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child
@@ -52,7 +51,7 @@ class UnknownSizeReader:
 
     def equations(self, case: Case, seen: Case) -> ListEquations:
         """The equations of the release in `seen`, for as many members as ASSUMED."""
-        statistic, about, candidates = self.knowledge.released_statistic, self.population.about, _candidates(case)
+        statistic, about, candidates = self.knowledge.released_statistic, self.population.about, candidates_of(case)
         release = statistic.about(release_of(seen, self.knowledge), about)
         noise = rounding_noise(seen.release(), statistic, about, images=None)
         if self.knowledge.defended is not None:
@@ -71,7 +70,7 @@ class UnknownSizeReader:
 
     def independent(self, case: Case, rng: torch.Generator) -> Case:
         """The same question about a mean of candidates drawn with replacement, whoever the members are."""
-        statistic, candidates = self.knowledge.released_statistic, _candidates(case)
+        statistic, candidates = self.knowledge.released_statistic, candidates_of(case)
         records = statistic.records(self.knowledge.statistics(candidates))
         drawn = records[torch.randint(len(records), (max(1, round(ASSUMED * len(records))),), generator=rng)]
         sent = statistic.artifact(drawn.mean(0, keepdim=True), like=case.release(), images=len(drawn))
@@ -81,7 +80,7 @@ class UnknownSizeReader:
 def unknown_size_reader(cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> UnknownSizeReader:
     """The reader of pooled styles of clients of unknown sizes and domains. Raises UsageError for a case without
     candidates."""
-    population = population_of_candidates([_candidates(case) for case in cases], knowledge)
+    population = population_of_candidates([candidates_of(case) for case in cases], knowledge)
     return UnknownSizeReader(knowledge=knowledge, population=population, rng=child(rng, "unknown sizes"))
 
 
@@ -123,9 +122,3 @@ def equal_weights(known: ListEquations) -> MemberPosterior | None:
     counted = replace(known, images=images)
     found = MemberPosterior(weights=images * weights, listed=images, absent=0.0)
     return found if counted.telling() and counted.explained(found) else None
-
-
-def _candidates(case: Case) -> DomainDataset:
-    if case.candidates is None:
-        raise UsageError(f"set-reconstruction looks for members among candidates; {case.victim} came without any.")
-    return case.candidates

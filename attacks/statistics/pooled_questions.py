@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fdgsec.attacks.statistics.defense_noise import release_of_mean
 from fdgsec.attacks.statistics.domain_populations import images_of, pooled_release
+from fdgsec.data.domains import DomainDataset
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child
 from fdgsec.threats.adversary import Knowledge
@@ -28,6 +29,13 @@ def domain_of(case: Case) -> str:
     if case.domain is None:
         raise UsageError(f"the attack needs the domain of the images of {case.victim}; the adversary does not know it.")
     return case.domain
+
+
+def candidates_of(case: Case) -> DomainDataset:
+    """The candidates among which members are looked for. Raises UsageError where there are none."""
+    if case.candidates is None:
+        raise UsageError(f"the attack looks for members among candidates; {case.victim} came without any.")
+    return case.candidates
 
 
 def release_of(case: Case, knowledge: Knowledge) -> Tensor:
