@@ -4,9 +4,10 @@
 
 Every second moment is uniform over the time that the command takes undisturbed, every other one over its operations on
 files: what is written last takes little time, and would hardly be hit. Moments are drawn from --seed. After a kill the
-same command is given once more, and its documents must be those of an undisturbed one, byte for byte but for `seconds`,
-or it must end with a typed error. "power" is a kill after which files that were not synced have lost their content, and
-files in folders that were not synced their names. "pair" are two processes on one folder at once.
+same command is given once more, and its documents must be those of an undisturbed one, byte for byte but for seconds,
+date, command and `reused`, or it must end with a typed error. "power" is a kill after which files that were not synced
+have lost their content, and files in folders that were not synced their names. "pair" are two processes on one folder
+at once.
 
 Commands run in forks of one process that has imported fdgsec, so that a moment falls into its work. Writes
 benchmarks/results/crash-matrix.json."""
@@ -214,7 +215,7 @@ def lose_power(place: Place) -> int:
 
 
 def documents(command: Command, out: Path) -> dict[str, object]:
-    """The documents of a finished command but for seconds, date and command."""
+    """The documents of a finished command but for seconds, date, command, and whether kept results were reused."""
     found: dict[str, object] = {}
     for name in command.documents:
         text = (out / name).read_text()
@@ -224,7 +225,7 @@ def documents(command: Command, out: Path) -> dict[str, object]:
 
 def _without_seconds(value: object) -> object:
     if isinstance(value, dict):
-        kept = [key for key in value if "seconds" not in key and key not in ("date", "command")]
+        kept = [key for key in value if "seconds" not in key and key not in ("date", "command", "reused")]
         return [(key, _without_seconds(value[key])) for key in kept]
     return [_without_seconds(each) for each in value] if isinstance(value, list) else value
 

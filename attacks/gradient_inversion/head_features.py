@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from fdgsec.attacks.gradient_inversion.gradient_matching import Match, Matching, batch_gradient, gradient_distance
 from fdgsec.attacks.gradient_inversion.picture_search import search_pictures, starting_point
@@ -41,10 +42,7 @@ def class_features(model: Classifier, gradient: Mapping[str, Tensor], labels: Te
     with all classes leaves one combination open, because every p - onehot sums to 0: there features are the nearest
     ones to those `expected` (K, d) of each class."""
     slopes, pulls = (gradient[name].detach().to("cpu", torch.float64) for name in ("head.weight", "head.bias"))
-    head = torch.nn.Linear(slopes.shape[1], slopes.shape[0], dtype=torch.float64)
-    head.load_state_dict(
-        {name: value.detach().to("cpu", torch.float64) for name, value in model.head.state_dict().items()}
-    )
+    weight, bias = (model.head.state_dict()[name].to("cpu", torch.float64) for name in ("weight", "bias"))
     held, counts = labels.cpu().unique(return_counts=True)
     share = (counts / len(labels)).double().unsqueeze(1)
     one = torch.eye(len(pulls), dtype=torch.float64)[held]
@@ -55,8 +53,7 @@ def class_features(model: Classifier, gradient: Mapping[str, Tensor], labels: Te
     for _ in range(REFINEMENTS):
         matrix = (share * errors).T
         features = nearest + torch.linalg.lstsq(matrix, slopes - matrix @ nearest, rcond=1e-9, driver="gelsd").solution
-        with torch.no_grad():
-            errors = head(features).softmax(1) - one
+        errors = functional.linear(features, weight, bias).softmax(1) - one
     found: Tensor = features[torch.searchsorted(held, labels.cpu())]
     return found
 

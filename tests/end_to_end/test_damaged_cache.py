@@ -35,9 +35,10 @@ def told(report: AttackReport) -> str:
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FDGSEC_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield Path(tmp_path_factory.getbasetemp()) / "cache0"
+        patch.setenv("FDGSEC_CACHE", str(folder))
+        yield folder
 
 
 @pytest.fixture(scope="module")
