@@ -49,6 +49,7 @@ POOLED = frozenset({"StyleStatistics", "StyleDistribution"})
 BASELINE = "baseline"
 SETS = frozenset({"as_if_released", "difference", "pooled"})
 """Kinds of rows with enough images to be judged as a set."""
+PRIORS = ("intra", "inter", "third-party")
 RECOGNIZED = "as_if_released"
 """The kind of rows whose classes are recognized: of equally many images of every class."""
 
@@ -108,7 +109,7 @@ class StyleInversion:
     """Drafts of each row that `retrieved` optimizes; 0 takes the profile's number."""
     refinement: int | None = None
     """Steps of that optimization; 0 ranks drafts alone, None takes the profile's number."""
-    priors: tuple[str, ...] = ("intra", "inter", "third-party")
+    priors: tuple[str, ...] = PRIORS
     size: int = 64
     per_class: int = 0
     """Images of each class in rows as if released; 0 takes the profile's number."""
@@ -127,6 +128,9 @@ class StyleInversion:
             raise UsageError(
                 f"style-inversion has losses {', '.join(LOSSES)} and profiles quick, full; got {wrong or self.profile}."
             )
+        if not self.priors or not set(self.priors) <= set(PRIORS):
+            got = ", ".join(self.priors) or "none"
+            raise UsageError(f"style-inversion's priors are {', '.join(PRIORS)}; got {got}.")
         check_at_least(LEAST_IMAGES, {"auxiliary": self.auxiliary})
         check_at_least(0, {"draws": self.draws, "refinement": self.refinement or 0, "per_class": self.per_class})
 
@@ -193,8 +197,11 @@ class StyleInversion:
         return answers
 
     def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
-        """Images that are determined by their "style", an 8x8 thumbnail (fdgsec.attacks.style_inversion.control)."""
-        return planted_thumbnails(knowledge, rng)
+        """Images that are determined by their "style", an 8x8 thumbnail (fdgsec.attacks.style_inversion.control).
+
+        The control has images for one prior, "intra" if it is asked for: every further one would train once more."""
+        prior = "intra" if "intra" in self.priors else self.priors[0]
+        return planted_thumbnails(knowledge, rng, prior=prior)
 
     def missing(self, cases: Sequence[Case], knowledge: Knowledge) -> list[Measurement]:
         """One unavailable row for everything that is not answered, with the reason.

@@ -17,20 +17,26 @@ from fdgsec.threats.positive_control_data import upload
 
 THUMBNAIL_GAIN = 10.0
 """dB over every guess without the styles: at most a tenth of the squared error is left, for the image is determined."""
+DOMAINS = ("planted", "elsewhere")
 COLOR_GAIN = 3.0
 """dB: half of the squared error is gone."""
 
 
-def planted_thumbnails(knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
-    """Images of 16 px whose "style" is their 8x8 thumbnail: 192 numbers that determine nearly all of the image."""
+def planted_thumbnails(knowledge: Knowledge, rng: torch.Generator, *, prior: str = "intra") -> PositiveControl:
+    """Images of 16 px whose "style" is their 8x8 thumbnail: 192 numbers that determine nearly all of the image.
+
+    The public images are what the `prior` (intra, inter or third-party) is made of: auxiliary images of the victims'
+    domain, those of another one, or images of the unseen domain."""
     public, asked = 100, 40
     field = torch.randn(public + asked, 3, 5, 5, generator=rng)
     pixels = (functional.interpolate(field, size=(16, 16), mode="bicubic").sigmoid() * 255).round().to(torch.uint8)
     nothing = torch.zeros(public + asked, dtype=torch.int64)
+    domains = nothing.clone()
+    domains[:public] = int(prior != "intra")
     images = DomainDataset(
-        name="planted", store=pixels, rows=torch.arange(public + asked), labels=nothing, domains=nothing,
+        name="planted", store=pixels, rows=torch.arange(public + asked), labels=nothing, domains=domains,
         ids=tuple(f"planted/{number}" for number in range(public + asked)),
-        class_names=("any",), domain_names=("planted",),
+        class_names=("any",), domain_names=DOMAINS,
     )  # fmt: skip
     victims = images.subset(torch.arange(public, public + asked))
     order = torch.randperm(asked, generator=rng)
@@ -40,10 +46,11 @@ def planted_thumbnails(knowledge: Knowledge, rng: torch.Generator) -> PositiveCo
         victim="client:0", domain="planted", slice={"domain": "planted"}, candidates=victims.subset(order),
     )  # fmt: skip
     truth = Truth(rows=order.argsort(), images=victims.pixels(), labels=victims.labels, domains=victims.domains)
+    known = images.subset(torch.arange(public))
     planted = replace(
         knowledge, statistics=_thumbnail, encoder=register_encoder(ThumbnailMaps()),
-        auxiliary=images.subset(torch.arange(public)), unseen=None, own=None,
-        domain_names=("planted",), class_names=("any",),
+        auxiliary=None if prior == "third-party" else known, unseen=known if prior == "third-party" else None, own=None,
+        domain_names=DOMAINS, class_names=("any",),
     )  # fmt: skip
     return PositiveControl(
         cases=[case], truths=[truth], knowledge=planted, measurement="psnr_gain", at_least=THUMBNAIL_GAIN

@@ -15,6 +15,7 @@ from fdgsec.attacks.style_inversion.training_images import mirrored
 from fdgsec.federation.artifacts import ImageStyles
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.nn.styles.channel_statistics import linear_statistic
+from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.attack import PositiveControl
 from fdgsec.threats.judging.judge import Judge
@@ -58,6 +59,25 @@ def test_what_is_planted_is_found_beyond_every_control(control: str, loss: str):
 
     assert gain.low is not None
     assert gain.low > planted_control.at_least
+
+
+@pytest.mark.parametrize("prior", ["intra", "inter", "third-party"])
+def test_what_is_planted_is_found_with_any_prior_alone(prior: str):
+    attack = StyleInversion(priors=(prior,), losses=("mse",))
+    control = attack.positive_control(SERVER, child_rng())
+
+    answers = attack.run(control.cases, control.knowledge, child_rng(1))
+    rows = Judge(bootstrap_repeats=300).measure(answers, control.cases, control.truths, child_rng(2))
+
+    gains = {row.slice["over"]: row.low for row in rows if row.name == control.measurement}
+    assert gains.keys() == {"B0", "B1", "B2", "B3", "B4"}
+    assert all(low is not None and low > control.at_least for low in gains.values())
+
+
+@pytest.mark.parametrize("priors", [(), ("intra", "other")])
+def test_a_prior_that_is_none_is_refused(priors: tuple[str, ...]):
+    with pytest.raises(UsageError, match="priors are intra, inter, third-party"):
+        StyleInversion(priors=priors)
 
 
 def test_planted_images_are_picked_out_of_their_gallery():
