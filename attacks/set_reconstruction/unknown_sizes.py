@@ -16,10 +16,11 @@ from scipy.optimize import nnls
 from fdgsec.attacks.set_reconstruction.box_least_squares import Array
 from fdgsec.attacks.set_reconstruction.list_equations import ListEquations, MemberPosterior, list_equations
 from fdgsec.attacks.set_reconstruction.unequal_weights import ranked_weights
-from fdgsec.attacks.statistics.defense_noise import defense_noise_of_mean
+from fdgsec.attacks.statistics.defense_noise import DefenseNoise, defense_noise_of_mean
 from fdgsec.attacks.statistics.domain_populations import Population, population_of_candidates
 from fdgsec.attacks.statistics.pooled_questions import candidates_of, release_of
 from fdgsec.attacks.statistics.release_precision import rounding_noise
+from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import StyleStatistics
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child
@@ -44,35 +45,38 @@ class UnknownSizeReader:
     def solved(self, case: Case, seen: Case) -> MemberPosterior:
         """The list of the candidates of `case` that explains the release in `seen`; else the likeliest weights.
 
-        Behind a defense, candidates are only ranked: any error can then be its noise."""
-        known = self.equations(case, seen)
-        found = None if self.knowledge.defended is not None else equal_weights(known)
+        Behind a defense that changes means, candidates are only ranked: any error can then be its noise."""
+        moved = self.defense_noise(case)
+        known = self.equations(case, seen, moved)
+        found = equal_weights(known) if moved is None else None
         return found or ranked_weights(known, largest=1 / known.images)
 
-    def equations(self, case: Case, seen: Case) -> ListEquations:
-        """The equations of the release in `seen`, for as many members as ASSUMED."""
+    def defense_noise(self, case: Case) -> DefenseNoise | None:
+        """The effect of the defense on the adversary's own images, or the candidates of `case` where it has none; None
+        where means pass it unchanged."""
+        candidates, own = candidates_of(case), self.knowledge.own
+        images, count = (candidates, assumed_images(candidates)) if own is None else (own, len(own))
+        moved = defense_noise_of_mean(
+            self.knowledge, images, records=count, about=self.population.about, rng=child(self.rng, "defense")
+        )
+        return None if moved is None or moved.idle else moved
+
+    def equations(self, case: Case, seen: Case, moved: DefenseNoise | None) -> ListEquations:
+        """The equations of the release in `seen`, for as many members as ASSUMED, behind a defense that `moved` it."""
         statistic, about, candidates = self.knowledge.released_statistic, self.population.about, candidates_of(case)
         release = statistic.about(release_of(seen, self.knowledge), about)
         noise = rounding_noise(seen.release(), statistic, about, images=None)
-        if self.knowledge.defended is not None:
-            if self.knowledge.own is None:
-                noise = self.population.whiten.scale
-            else:
-                moved = defense_noise_of_mean(
-                    self.knowledge, self.knowledge.own, records=len(self.knowledge.own), about=about,
-                    rng=child(self.rng, "defense"),
-                )  # fmt: skip
-                assert moved is not None
-                release, noise = release - moved.shift, (noise.square() + moved.variance).sqrt()
+        if moved is not None:
+            release, noise = release - moved.shift, (noise.square() + moved.variance).sqrt()
         records = statistic.about(statistic.records(self.knowledge.statistics(candidates)), about)
-        images = max(1, round(ASSUMED * len(candidates)))
+        images = assumed_images(candidates)
         return list_equations(records, release, self.population, noise=noise, images=images)
 
     def independent(self, case: Case, rng: torch.Generator) -> Case:
         """The same question about a mean of candidates drawn with replacement, whoever the members are."""
         statistic, candidates = self.knowledge.released_statistic, candidates_of(case)
         records = statistic.records(self.knowledge.statistics(candidates))
-        drawn = records[torch.randint(len(records), (max(1, round(ASSUMED * len(records))),), generator=rng)]
+        drawn = records[torch.randint(len(records), (assumed_images(candidates),), generator=rng)]
         sent = statistic.artifact(drawn.mean(0, keepdim=True), like=case.release(), images=len(drawn))
         return replace(case, views=(upload(sent, sender=case.victim),))
 
@@ -82,6 +86,11 @@ def unknown_size_reader(cases: Sequence[Case], knowledge: Knowledge, rng: torch.
     candidates."""
     population = population_of_candidates([candidates_of(case) for case in cases], knowledge)
     return UnknownSizeReader(knowledge=knowledge, population=population, rng=child(rng, "unknown sizes"))
+
+
+def assumed_images(candidates: DomainDataset) -> int:
+    """How many of the candidates are taken for members where the release does not tell."""
+    return max(1, round(ASSUMED * len(candidates)))
 
 
 def of_unknown_size(case: Case, knowledge: Knowledge) -> bool:

@@ -56,6 +56,11 @@ class DefenseNoise:
     shift: Tensor
     variance: Tensor
 
+    @property
+    def idle(self) -> bool:
+        """Whether the defense left every mean as it was, bit by bit."""
+        return not self.shift.any() and not self.variance.any()
+
 
 @dataclass(frozen=True, kw_only=True)
 class RowDefenseNoise:

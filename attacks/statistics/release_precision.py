@@ -1,7 +1,8 @@
 """How precise the numbers of a release are, and what their rounding leaves open of its statistic."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -10,15 +11,18 @@ from fdgsec.federation.artifacts import Artifact
 from fdgsec.federation.released_statistics import ReleasedStatistic
 from fdgsec.runtime.random_streams import stream
 
-SINGLE, HALF = 2.0**-24, 2.0**-11
-"""Largest relative rounding errors of float32 and float16."""
+SINGLE = 24
+"""Bits of a float32 number; those of a float16 number are 11, of a bfloat16 number 8."""
 LARGEST_HALF = 65504.0
 ROUNDINGS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "float16": lambda values: values.clamp(-LARGEST_HALF, LARGEST_HALF).half().to(values.dtype),
     "2 decimals": lambda values: values.round(decimals=2),
 }
 """Ways of writing the numbers of a release with less precision."""
-MOST_DECIMALS = 6
+MOST_DIGITS = 6
+"""Decimal digits that a float32 number keeps, whatever its size."""
+NEAR = 1e-9
+"""What the logarithm of a power of ten may lack of an integer."""
 PERTURBED = 32
 """Perturbed copies of a release by which the effect of its rounding on t is estimated."""
 
@@ -29,20 +33,61 @@ def rounded(artifact: Artifact, rounding: str) -> Artifact:
     return replace(artifact, **parts)
 
 
+@dataclass(frozen=True)
+class Writing:
+    """A way of writing numbers: with so many bits, or so many decimal digits, from the first that is not 0 on
+    ("bits", "digits"), or so many decimals after the point ("decimals")."""
+
+    unit: Literal["bits", "digits", "decimals"]
+    count: int
+
+    def written(self, values: Tensor) -> Tensor:
+        """The nearest numbers that can be written so, as float32."""
+        step = self._step(values)
+        return (torch.round(values.double() / step) * step).float()
+
+    def error(self, values: Tensor) -> Tensor:
+        """The largest error of each of `values`, float64, where they were written so and as float32."""
+        size = values.double().abs()
+        if self.unit == "bits":
+            return size * 2.0**-self.count
+        return 0.5 * self._step(values) + size * 2.0**-SINGLE
+
+    def _step(self, values: Tensor) -> Tensor:
+        """The distance between neighboring numbers around each of `values`, float64."""
+        size = values.double().abs()
+        if self.unit == "decimals":
+            return torch.full_like(size, 10.0**-self.count)
+        base, log = (2.0, size.log2()) if self.unit == "bits" else (10.0, size.log10())
+        first = torch.where(size > 0, torch.floor(log + NEAR), 0.0)
+        return torch.pow(base, first + 1 - self.count)
+
+
+FULL = Writing("bits", SINGLE)
+COARSEST: Sequence[Sequence[Writing]] = (
+    [Writing("bits", count) for count in range(1, SINGLE + 1)],
+    [*(Writing("digits", count) for count in range(1, MOST_DIGITS + 1)), FULL],
+    [*(Writing("decimals", count) for count in range(MOST_DIGITS)), FULL],
+)
+"""The ways of each unit, the coarsest first; float32 is all that a number in float32 can be."""
+
+
 def rounding_of(artifact: Artifact) -> Callable[[Tensor], Tensor]:
-    """The largest rounding error of each number of a tensor of `artifact`: of decimals, float16 or float32.
+    """The largest rounding error of each number of a tensor of `artifact`.
 
     Whoever reads a release sees how precise its numbers are."""
     return rounding_of_values([value for value in artifact.tensors().values() if value.is_floating_point()])
 
 
 def rounding_of_values(values: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
-    """The largest rounding error of numbers that are written as precisely as all of `values`."""
-    for decimals in range(MOST_DECIMALS):
-        if all(torch.equal(value.double().round(decimals=decimals).float(), value.float()) for value in values):
-            return lambda tensor: (tensor.double().abs() * SINGLE).clamp_min(0.5 * 10.0**-decimals)
-    half = all(torch.equal(value.half().float(), value.float()) for value in values)
-    return lambda tensor: tensor.double().abs() * (HALF if half else SINGLE)
+    """The largest rounding error of numbers that are written as precisely as all of `values`: in the coarsest way that
+    leaves all of these as they are, float32 if there is none."""
+    numbers = torch.cat([value.flatten() for value in values]).float()
+    fitting = [
+        next(way for way in ways if way.count == SINGLE or torch.equal(way.written(numbers), numbers))
+        for ways in COARSEST
+    ]
+    return max(fitting, key=lambda way: float(way.error(numbers).sum())).error
 
 
 def rounding_noise(

@@ -108,7 +108,7 @@ def test_a_damaged_one_is_said_and_made_again(own_cache: Path, capsys: pytest.Ca
     for content in damaged:
         path.write_bytes(content)
         assert text(attacked(config)) == before
-        assert capsys.readouterr().err == f"fdgsec: {path} is damaged; it is made again.\n"
+        assert capsys.readouterr().err == (f"fdgsec: {path} is not used, it is computed anew: its seal does not hold\n")
         assert read_kept(path) is not None
 
 

@@ -20,7 +20,8 @@ from fdgsec.federation.run_folder import conditions, run_key
 from fdgsec.metrics.measurement import Control, Measurement
 from fdgsec.nn.networks.weights import listing
 from fdgsec.nn.styles.image_styles import encoder_named
-from fdgsec.runtime.cache_files import cache_root, write_atomic
+from fdgsec.runtime.cache_files import cache_root
+from fdgsec.runtime.checked_files import recalled, remember
 from fdgsec.runtime.progress import warn
 from fdgsec.runtime.registry import is_bundled
 from fdgsec.runtime.source_hash import is_unchanged
@@ -92,27 +93,13 @@ def is_own(config: RunConfig, method: Method, encoder: str) -> bool:
 
 
 def write_kept(path: Path, document: Mapping[str, Any]) -> None:
-    """Store a document behind the hash of its file's name and content."""
-    text = json.dumps(document)
-    write_atomic(path, f"{_digest(path, text)}\n{text}", private=True)
+    """Store a document with a seal for the name of its file."""
+    remember(path, json.dumps(document).encode(), key=path.stem)
 
 
 def read_kept(path: Path) -> Any:  # any JSON value
     """Read a stored document; None where there is none, or where it is not as it was written: that is said."""
-    try:
-        digest, _, text = path.read_text().partition("\n")
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError):
-        digest, text = "", ""
-    if digest != _digest(path, text):
-        warn(f"{path} is damaged; it is made again.")
-        return None
-    return json.loads(text)
-
-
-def _digest(path: Path, text: str) -> str:
-    return hashlib.sha256(f"{path.stem}\n{text}".encode()).hexdigest()
+    return recalled(path, key=path.stem, read=json.loads)
 
 
 def _document(outcome: Outcome) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """The findings of a report: one sentence, one answer per question, and what was not tested.
 
-Nothing is chosen by its value: `headlines` names the row that stands for each attack, and an answer is that of the
-first attack of its question that is flagged, else of the first that ran. "Flagged" is after Holm's correction over all
-rows of the report, so that the choice adds no false alarms. A flagged row whose negative control failed counts for
-nothing."""
+Nothing is chosen by the size of its value: `headlines` orders the rows that may stand for an attack, of which the first
+that is flagged does, else the first, and an answer is that of the first attack of its question that is flagged, else of
+the first that ran. "Flagged" is after Holm's correction over all rows of the report, so that the choice adds no false
+alarms. A flagged row whose negative control failed counts for nothing."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -260,7 +260,7 @@ def _no_leak(report: AttackReport, findings: Sequence[Finding], failures: Sequen
     open_ones = [one.attack for one in findings if one.size != NO_LEAK]
     if spoiled:
         begun = f"Unreliable: {spoiled[0].attack} is flagged on {name}, but {'; '.join(spoiled[0].faults)}"
-    elif set(by_size) == {NO_LEAK}:
+    elif set(by_size) == {NO_LEAK} and not flagged:
         begun = f"No leak shown: {len(findings)} of {len(findings)} attacks that apply to {name} found none"
     elif "attack not adapted" in by_size:
         begun = f"Not known: attacks on {name} do not take {listed(_ignored(findings))} into account"

@@ -119,7 +119,22 @@ def test_no_leak_shown_is_said_only_where_every_attack_shows_none():
 def test_a_flagged_row_beside_a_calm_headline_is_not_hidden():
     other = row("exposed_auc", 0.9, 0.8, 1.0, 0.5)
 
-    assert "1 of 1 other measurements are flagged" in found(done("membership", CALM, other)).sentence
+    said = found(done("label-inference", replace(CALM, name="balanced_accuracy"), other)).sentence
+
+    assert said.startswith("Undecided for ccst-overall")
+    assert "1 of 1 other measurements are flagged" in said
+
+
+@pytest.mark.parametrize("calm", [CALM, replace(CALM, value=0.5, low=0.3, high=0.7)])
+def test_a_flagged_row_of_another_size_or_measurement_stands_for_the_attack(calm: Measurement):
+    for other in (
+        replace(MEMBERS, slice={"domain": "photo", "n_per_client": 40}),
+        replace(MEMBERS, name="exposed_auc"),
+    ):
+        findings = found(done("membership", calm, other))
+
+        assert findings.sentence.startswith("Yes: ")
+        assert "AUC .88 [.87, .89]" in findings.sentence
 
 
 def test_a_flagged_row_whose_negative_control_failed_is_no_yes():
