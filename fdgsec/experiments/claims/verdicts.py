@@ -13,8 +13,8 @@ number that is four fifths of K or more: of five seeds, four must agree. Where s
 p-value counts. Holm's adjustment is over all testable claims that were asked for.
 
 *contradicted*: the adjusted p-value is at most .05. *supported*: in at least as many seeds, in every population, the
-upper end of some criterion's interval lies below its threshold, in a row that is evidence of protection; a population
-without evidence leaves it open. In both cases a run counts only if all positive and negative controls of its attack
+upper end of the interval of some criterion that can support lies below its threshold, in a row that is evidence of
+protection; a population without evidence leaves it open. In both cases a run counts only if all positive and negative controls of its attack
 passed. *undecided*: anything else."""
 
 import math
@@ -46,13 +46,16 @@ class Criterion:
     chance ("twice" adds chance again, "tenth" a tenth of it, "half" goes half way to a perfect attack); None is the
     default of `margin_of`. `without` leaves out rows that have one of its values ({"domain": "photo"}). `over` holds
     the keys in which the row of a control differs that was measured in the same run ({"class_from": "exchanged
-    picture"}); its value then takes the place of chance."""
+    picture"}); its value then takes the place of chance. One that `supports` nothing is needed for a contradiction, and
+    its absence is no evidence for the claim: a picture may show its image, and be farther from it than the mean image
+    in squared error."""
 
     measurement: str
     where: Mapping[str, str | int] = field(default_factory=dict)
     margin: Margin | Literal["half"] | None = None
     over: Mapping[str, str | int] = field(default_factory=dict)
     without: Mapping[str, str | int] = field(default_factory=dict)
+    supports: bool = True
 
     @property
     def control(self) -> "Criterion | None":
@@ -144,7 +147,7 @@ class Finding:
 
     @property
     def quiet(self) -> bool:
-        """Whether in every population some criterion is below its threshold, by its upper bound."""
+        """Whether in every population some criterion that can support is below its threshold, by its upper bound."""
         below = all(any(e.under for e in population) for population in self.populations)
         return self.controlled and bool(self.populations) and not self.incomplete and below
 
@@ -214,7 +217,8 @@ def evidence_of(row: Row, criterion: Criterion) -> Evidence | None:
     limit = criterion.threshold(row["chance"], higher=higher)
     against = row["low"] > limit if higher else row["high"] < limit
     below = row["high"] < limit if higher else row["low"] > limit
-    return Evidence(row=row, against=against, under=below and not reservation, reservation=reservation)
+    under = below and criterion.supports and not reservation
+    return Evidence(row=row, against=against, under=under, reservation=reservation)
 
 
 def compared_evidence(row: Row, other: float | Row, criterion: Criterion) -> Evidence | None:
@@ -236,7 +240,7 @@ def compared_evidence(row: Row, other: float | Row, criterion: Criterion) -> Evi
     return Evidence(
         row=row,
         against=gap.high < least and reachable,
-        under=gap.low > least and not reservation,
+        under=gap.low > least and criterion.supports and not reservation,
         reservation=reservation,
         gap=gap,
     )
@@ -254,7 +258,7 @@ def controlled_evidence(row: Row, control: Row | None, criterion: Criterion) -> 
     return Evidence(
         row=row,
         against=excess.low > least,
-        under=excess.high < least and not reservation,
+        under=excess.high < least and criterion.supports and not reservation,
         reservation=reservation,
         excess=excess,
     )

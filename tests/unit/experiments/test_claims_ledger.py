@@ -108,7 +108,7 @@ def test_a_sentence_about_pictures_is_decided_by_what_is_recognized_in_them_in_d
     seen_domains = {"photo", "art_painting", "cartoon", "sketch"} - {claim.measured.run["target_domain"]}
 
     assert claim.measured.attack == "style-inversion"
-    assert 'attacks.style-inversion.priors=["intra", "inter"]' in claim.measured.settings  # the control's is intra
+    assert 'attacks.style-inversion.priors=["inter"]' in claim.measured.settings  # as a client's: `own`
     for row in claim.rows():
         assert (row.measurement, row.where["class_from"], row.where["prior"]) == (
             "balanced_accuracy", PICTURE, "own",
