@@ -1,10 +1,11 @@
 """Means over an unknown number of images of an unknown domain: what a client reads in the bank that it receives.
 
-A client of CCST has every other client's pooled style in float32, but knows neither how many images are behind one,
-nor of which domain they are, and has no images of it but its candidates. The release is sum_i w_i t_i with w_i = 0 or
-1/n, so that w_i >= 0 and sum_i w_i = 1: nonnegative least squares finds few positive weights where there are enough
-equations (fdgsec.attacks.set_reconstruction.unequal_weights), and n is 1 over their median. Center and scale are those
-of the candidates."""
+A client of CCST has every other client's pooled style in float32, but knows neither how many images are behind one, nor
+of which domain they are, and has no images of it but its candidates. The release is sum_i w_i t_i with w_i = 0 or 1/n,
+so that w_i >= 0 and sum_i w_i = 1: nonnegative least squares finds few positive weights where there are enough
+equations (fdgsec.attacks.set_reconstruction.unequal_weights), and n is 1 over their median. Where they do not tell, n
+is the likeliest number: means of fewer images lie farther from the mean of all. Center and scale are those of the
+candidates."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +32,7 @@ from fdgsec.threats.positive_control_data import upload
 POSITIVE = 0.3
 """Of the largest weight: smaller ones are no members'."""
 ASSUMED = 0.5
-"""Share of the candidates that are taken for members where the release does not tell how many are."""
+"""Share of the candidates of which a mean is passed through a defense by who has no images, and of a control's."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -49,7 +50,10 @@ class UnknownSizeReader:
         moved = self.defense_noise(case)
         known = self.equations(case, seen, moved)
         found = equal_weights(known) if moved is None else None
-        return found or ranked_weights(known, largest=1 / known.images)
+        if found is not None:
+            return found
+        counted = replace(known, images=likeliest_size(known))
+        return ranked_weights(counted, largest=1 / counted.images)
 
     def defense_noise(self, case: Case) -> DefenseNoise | None:
         """The effect of the defense on the adversary's own images, or the candidates of `case` where it has none; None
@@ -62,15 +66,14 @@ class UnknownSizeReader:
         return None if moved is None or moved.idle else moved
 
     def equations(self, case: Case, seen: Case, moved: DefenseNoise | None) -> ListEquations:
-        """The equations of the release in `seen`, for as many members as ASSUMED, behind a defense that `moved` it."""
+        """The equations of the release in `seen`, behind a defense that `moved` it, with no known number of images."""
         statistic, about, candidates = self.knowledge.released_statistic, self.population.about, candidates_of(case)
         release = statistic.about(release_of(seen, self.knowledge), about)
         noise = rounding_noise(seen.release(), statistic, about, images=None)
         if moved is not None:
             release, noise = release - moved.shift, (noise.square() + moved.variance).sqrt()
         records = statistic.about(statistic.records(self.knowledge.statistics(candidates)), about)
-        images = assumed_images(candidates)
-        return list_equations(records, release, self.population, noise=noise, images=images)
+        return list_equations(records, release, self.population, noise=noise, images=assumed_images(candidates))
 
     def independent(self, case: Case, rng: torch.Generator) -> Case:
         """The same question about a mean of candidates drawn with replacement, whoever the members are."""
@@ -89,8 +92,23 @@ def unknown_size_reader(cases: Sequence[Case], knowledge: Knowledge, rng: torch.
 
 
 def assumed_images(candidates: DomainDataset) -> int:
-    """How many of the candidates are taken for members where the release does not tell."""
+    """How many of the candidates a mean is taken over."""
     return max(1, round(ASSUMED * len(candidates)))
+
+
+def likeliest_size(known: ListEquations) -> int:
+    """The number of images under which the release is likeliest, if the images are any of the candidates.
+
+    A mean of n of G candidates without repetition has the covariance of candidates times (G - n) / (n (G - 1)), beside
+    the noise; all n are compared by one singular value decomposition in coordinates in which the noise is white."""
+    count = len(known.candidates)
+    center = known.candidates.mean(0)
+    _, lengths, axes = np.linalg.svd((known.candidates - center) / known.noise, full_matrices=False)
+    off = (axes @ ((known.release - center) / known.noise)) ** 2
+    sizes = np.arange(1, count)
+    spread = lengths**2 / count * ((count - sizes) / (sizes * max(count - 1, 1)))[:, None]
+    densities = -0.5 * (off / (1 + spread) + np.log1p(spread)).sum(1)
+    return int(sizes[densities.argmax()]) if len(sizes) else 1
 
 
 def of_unknown_size(case: Case, knowledge: Knowledge) -> bool:

@@ -70,8 +70,11 @@ def _version(name: str) -> str | None:
 
 
 def run_key(*parts: str) -> str:
-    """Name a stored run by a hash of settings, data, weights, number format and code."""
-    return hashlib.sha256("\n".join([*parts, table_rows(), code_sha256(), torch.__version__]).encode()).hexdigest()
+    """Name a stored run by a hash of settings, data, weights, code, and the versions and the machine that compute it.
+
+    Threads are among the settings; how many cores there are decides no number."""
+    machine = {name: value for name, value in conditions().items() if name not in ("threads", "cores")}
+    return hashlib.sha256("\n".join([*parts, json.dumps(machine, sort_keys=True)]).encode()).hexdigest()
 
 
 def stored_run(key: str) -> Path:

@@ -14,8 +14,8 @@ p-value counts. Holm's adjustment is over all testable claims that were asked fo
 
 *contradicted*: the adjusted p-value is at most .05. *supported*: in at least as many seeds, in every population, the
 upper end of the interval of some criterion that can support lies below its threshold, in a row that is evidence of
-protection; a population without evidence leaves it open. In both cases a run counts only if all positive and negative controls of its attack
-passed. *undecided*: anything else."""
+protection; a population without evidence leaves it open. In both cases a run counts only if all positive and negative
+controls of its attack passed. *undecided*: anything else."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from fdgsec.metrics.effect_sizes import Margin, beyond, half_way, margin_of
-from fdgsec.metrics.significance import holm
+from fdgsec.metrics.significance import holm, normal_pvalue
 
 Verdict = Literal["contradicted", "supported", "undecided", "not a testable claim", "not run"]
 Row = Mapping[str, Any]
@@ -103,7 +103,8 @@ class Evidence:
 
     `against` says that the row's interval speaks against the claim by more than the margin, `under` that it speaks for
     it by its whole length and is evidence of protection; else `reservation` says why it is not. `gap` is what a
-    comparison measured, `excess` by how much the row exceeds its control."""
+    comparison measured, `excess` by how much the row exceeds its control, and `difference_p_value` that of what the
+    claim says of them: that the gap is the margin or more, that the excess is none."""
 
     row: Row
     against: bool
@@ -111,11 +112,13 @@ class Evidence:
     reservation: str = ""
     gap: Gap | None = None
     excess: Gap | None = None
+    difference_p_value: float = 0.0
 
     @property
     def p_value(self) -> float:
-        """The row's p-value of "no better than chance"; 1 where the margin is not exceeded."""
-        return self.chance_p_value if self.against else 1.0
+        """The larger of the p-values of "no better than chance" and of the difference (an intersection-union test); 1
+        where the margin is not exceeded."""
+        return max(self.chance_p_value, self.difference_p_value) if self.against else 1.0
 
     @property
     def chance_p_value(self) -> float:
@@ -227,8 +230,9 @@ def compared_evidence(row: Row, other: float | Row, criterion: Criterion) -> Evi
     The gap's interval is that of `difference`; rows of the same clients and images agree more than independent ones,
     so that it is too wide rather than too narrow. The claim says that the gap is at least the margin; where the
     unprotected value does not exceed chance by the margin itself, no protection could show it, and nothing speaks
-    against the claim. The p-value is the row's own: behind the protection, the attack is still better than chance. None
-    where a row is no evidence, or is not of values that are higher where more leaks."""
+    against the claim. The p-value is the larger of two: that the attack behind the protection is no better than chance,
+    and that the gap is the margin. None where a row is no evidence, or is not of values that are higher where more
+    leaks."""
     if not _judged(row) or row["higher_is"] != "leak":
         return None
     if isinstance(other, int | float):
@@ -243,6 +247,7 @@ def compared_evidence(row: Row, other: float | Row, criterion: Criterion) -> Evi
         under=gap.low > least and criterion.supports and not reservation,
         reservation=reservation,
         gap=gap,
+        difference_p_value=normal_pvalue(-gap.value, -gap.high, -gap.low, -least),
     )
 
 
@@ -250,8 +255,8 @@ def controlled_evidence(row: Row, control: Row | None, criterion: Criterion) -> 
     """The evidence of a row that must exceed `control`, which knows nothing of its records, by the margin.
 
     A control that exchanges records draws them without regard to the answer, so that the two are as good as
-    independent. The p-value is the row's own: what shows nothing of its record is right no more often than chance.
-    None where one of them is no evidence, or is not of values that are higher where more leaks."""
+    independent. The p-value is the larger of two: that the row is no better than chance, and no better than its
+    control. None where one of them is no evidence, or is not of values that are higher where more leaks."""
     if control is None or not _judged(row) or not _judged(control) or row["higher_is"] != "leak":
         return None
     excess, reservation, least = difference(row, control), reservation_of(row), criterion.least_gap()
@@ -261,6 +266,7 @@ def controlled_evidence(row: Row, control: Row | None, criterion: Criterion) -> 
         under=excess.high < least and criterion.supports and not reservation,
         reservation=reservation,
         excess=excess,
+        difference_p_value=normal_pvalue(excess.value, excess.low, excess.high, 0.0),
     )
 
 

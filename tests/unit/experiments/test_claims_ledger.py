@@ -97,7 +97,7 @@ def test_comparisons_name_what_they_compare_with():
 
 def test_reconstructions_are_judged_by_pictures_or_lists_and_no_look_up():
     for claim in CLAIMS.values():
-        if "reconstruct" in claim.id:
+        if "reconstruct" in claim.id and not claim.untestable:
             assert claim.measured is not None
             assert claim.measured.attack in ("style-inversion", "set-reconstruction")
 

@@ -173,6 +173,18 @@ def test_a_protection_whose_effect_may_be_the_margin_is_undecided():
     assert decided(finding([behind], [AUC], controlled=True, compared=[without])) == "undecided"
 
 
+def test_holm_acts_on_the_gap_of_a_comparison():
+    """A gap of exactly the margin, seen two and a half standard errors below it: no better than chance is refuted beyond
+    all doubt, the claim is not, beside 13 others."""
+    behind = row(0.95 + 2.5 * 0.01 / 1.96, 0.01, domain="a")
+    found = finding([behind], [AUC], controlled=True, compared=1.0)
+
+    assert found.populations[0][0].against
+    assert found.p_value == pytest.approx(0.0062, abs=1e-4)
+    others = {f"other {number}": [Column(findings=[VOID])] for number in range(13)}
+    assert verdicts({"claim": [Column(findings=[found])], **others})["claim"] == "undecided"
+
+
 def test_the_interval_of_a_gap_covers_that_of_independent_values():
     evidence = compared_evidence(row(0.6, 0.03), row(0.8, 0.04), AUC)
 
