@@ -7,7 +7,8 @@ single images,
 
 D equations for a list of m. Few images among many candidates: nonnegative least squares finds them where there are
 enough numbers (fdgsec.attacks.set_reconstruction.unequal_weights). What else a defense does to such a row is estimated
-by passing the adversary's own images through it."""
+by passing the adversary's own images through it. Where noise was added after the mean, rows of a group differ by the
+noise alone, and their mean is the group's (fdgsec.attacks.set_reconstruction.noisy_groups)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fdgsec.attacks.set_reconstruction.list_equations import LEAST_NOISE, ListEquations, MemberPosterior, best_prior
+from fdgsec.attacks.set_reconstruction.noisy_groups import RowBlur, blur_of_rows, noisy_groups
 from fdgsec.attacks.set_reconstruction.unequal_weights import listed_weights
 from fdgsec.attacks.statistics.defense_noise import read_style_rows, style_rows_of
 from fdgsec.attacks.statistics.domain_populations import images_of
@@ -39,6 +41,15 @@ PROBED = 200
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Group:
+    """One group: the `mean` (D,) over its images, how many these are, and the standard deviation (D,) of its error."""
+
+    mean: Tensor
+    size: int
+    error: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class GroupReader:
     """Reads the rows of one domain's cases, each the mean over the images of a group."""
 
@@ -49,15 +60,31 @@ class GroupReader:
     def solved(self, case: Case, seen: Case) -> MemberPosterior:
         """The weights of the candidates of `case`: each one's largest in any of the groups that are seen.
 
-        Raises UsageError where no row is sent twice: then another defense changed the rows of a group."""
-        means, sizes = groups_of(torch.cat(seen.released(), dim=1))
-        if int(sizes.max()) == 1:
-            raise UsageError("set-reconstruction reads groups of equal rows; all rows that were sent differ.")
+        Raises UsageError where no rows are equal, or so but for noise: then nothing tells which are a group's."""
+        groups = self._groups(torch.cat(seen.released(), dim=1))
+        if max(group.size for group in groups) == 1:
+            raise UsageError("set-reconstruction reads groups of rows that are equal but for noise; all differ.")
         rows = self._rows(candidates_of(case))
-        solved = [self._group(rows, mean, int(size)) for mean, size in zip(means, sizes, strict=True)]
-        return MemberPosterior(
-            weights=np.max([found.weights for found in solved], axis=0), listed=int(sizes.sum()), absent=0.0
-        )
+        solved = [self._group(rows, group) for group in groups]
+        listed = sum(group.size for group in groups)
+        return MemberPosterior(weights=np.max([found.weights for found in solved], axis=0), listed=listed, absent=0.0)
+
+    def _groups(self, sent: Tensor) -> list["Group"]:
+        """The groups among the rows (R, D) that were sent."""
+        means, sizes = groups_of(sent)
+        if int(sizes.max()) > 1 or not self._blur.noisy:
+            return [
+                Group(
+                    mean=mean,
+                    size=int(size),
+                    error=(rounding_of_values([mean.float()])(mean).square() + self._error.square()).sqrt(),
+                )
+                for mean, size in zip(means, sizes, strict=True)
+            ]
+        return [
+            Group(mean=self._blur.before(sent[mine].mean(0)), size=len(mine), error=self._blur.error(len(mine)))
+            for mine in noisy_groups(sent, self._blur)
+        ]
 
     def independent(self, case: Case, rng: torch.Generator) -> Case:
         """The same question about groups of the adversary's own images, which no candidate is in."""
@@ -68,18 +95,25 @@ class GroupReader:
             sent = self.knowledge.defended(sent, drawn, rng)
         return replace(case, views=(upload(sent, sender=case.victim),))
 
-    def _group(self, rows: Tensor, mean: Tensor, size: int) -> MemberPosterior:
-        """The weights (G,) of candidates with `rows` (G, D) in one group of `size` images with this `mean` (D,)."""
+    def _group(self, rows: Tensor, group: "Group") -> MemberPosterior:
+        """The weights (G,) of candidates with `rows` (G, D) in one group."""
         own = self._rows(self._own)
         center, scale = own.mean(0), own.std(0)
         varies = (rows.std(0) > 1e-6 * scale) & (scale > 0)
-        placed, release, images = (((part - center) / scale)[..., varies].numpy() for part in (rows, mean, own))
-        error = (rounding_of_values([mean.float()])(mean).square() + self._error.square()).sqrt() / scale
+        placed, release, images = (((part - center) / scale)[..., varies].numpy() for part in (rows, group.mean, own))
         known = ListEquations(
-            candidates=placed, release=release, noise=error[varies].clamp_min(LEAST_NOISE).numpy(),
-            spread=images.std(0), covariance=lambda: np.cov(images.T), images=size, complete=True,
+            candidates=placed, release=release, noise=(group.error / scale)[varies].clamp_min(LEAST_NOISE).numpy(),
+            spread=images.std(0), covariance=lambda: np.cov(images.T), images=group.size, complete=True,
         )  # fmt: skip
-        return listed_weights(known) or known.solved(best_prior(known, child(self.rng, "prior", size)))
+        return listed_weights(known) or known.solved(best_prior(known, child(self.rng, "prior", group.size)))
+
+    @cached_property
+    def _blur(self) -> RowBlur:
+        """What the defense does to a row after the mean is taken."""
+        if self.knowledge.defended is None:
+            width = self._rows(self._own).shape[1]
+            return RowBlur(gain=1.0, shift=torch.zeros(width).double(), scale=torch.zeros(width).double())
+        return blur_of_rows(self.knowledge, self._own, child(self.rng, "blur"))
 
     @cached_property
     def _own(self) -> DomainDataset:

@@ -8,6 +8,7 @@ from scipy.optimize import linprog
 
 from fdgsec.attacks.set_reconstruction.attack import SetReconstruction
 from fdgsec.attacks.set_reconstruction.grouped_rows import group_reader, groups_of, sends_groups
+from fdgsec.attacks.set_reconstruction.noisy_groups import RowBlur, noisy_groups
 from fdgsec.data.roles import Roles
 from fdgsec.defenses.k_anonymous import KAnonymous
 from fdgsec.defenses.quantize import Quantize
@@ -111,6 +112,29 @@ def test_members_are_ranked_behind_noise_or_rounding_before_the_mean(roles: Role
     assert sum(areas) / len(areas) > 0.75
 
 
+def test_groups_are_found_and_read_behind_noise_after_the_mean(roles: Roles):
+    """Each row has noise of its own, so that no two are equal: those of a group differ by the noise alone."""
+    challenger = challenger_of(roles, KAnonymous(k=4), StyleNoise(p=0.1, scale=0.001), method=ROWS)
+
+    rows, null = lists_and_null(challenger, knowledge_of(challenger), QUESTION)
+
+    assert exact_lists(rows) == [1.0] * 3
+    assert abs(null - 0.5) < 0.25
+
+
+@pytest.mark.parametrize("scale", [0.02, 0.1])
+def test_rows_of_a_group_are_linked_by_the_size_of_the_noise(scale: float):
+    rng = stream(0, "attack", "blurred rows")
+    means = torch.randn(3, 400, generator=rng, dtype=torch.float64)
+    group = torch.tensor([0, 1, 2, 0, 1, 0, 2, 2, 1])
+    blur = RowBlur(gain=0.9, shift=torch.ones(400).double(), scale=torch.full((400,), scale, dtype=torch.float64))
+    noise = scale * torch.randn(9, 400, generator=rng, dtype=torch.float64)
+
+    found = noisy_groups(0.9 * means[group] + 1 + noise, blur)
+
+    assert [mine.tolist() for mine in found] == [[0, 3, 5], [1, 4, 8], [2, 6, 7]]
+
+
 def test_groups_are_recognized_by_images_of_the_adversary(roles: Roles):
     def sent(method, *defenses: Defense) -> bool:
         return sends_groups(knowledge_of(challenger_of(roles, *defenses, method=method)))
@@ -133,11 +157,12 @@ def test_rows_are_asked_about_only_behind_a_defense_that_makes_groups():
 
 
 def test_rows_that_all_differ_are_refused(roles: Roles):
-    """Noise behind the groups: equal rows no longer tell them."""
-    challenger = challenger_of(roles, KAnonymous(k=4), StyleNoise(p=0.1, scale=0.05), method=ROWS)
-    case, _ = challenger.cases(QUESTION)[0]
-    with pytest.raises(UsageError, match="all rows that were sent differ"):
-        group_reader([case], knowledge_of(challenger), stream(0, "attack")).solved(case, case)
+    """Rows of single images, read by one who expects groups: nothing tells which would be a group's."""
+    grouped, single = challenger_of(roles, KAnonymous(k=4), method=ROWS), challenger_of(roles, method=ROWS)
+    case, _ = single.cases(QUESTION)[0]
+
+    with pytest.raises(UsageError, match="groups of rows that are equal but for noise"):
+        group_reader([case], knowledge_of(grouped), stream(0, "attack")).solved(case, case)
 
 
 def test_planted_groups_are_found():
