@@ -53,7 +53,9 @@ class UnknownSizeReader:
         if found is not None:
             return found
         counted = replace(known, images=likeliest_size(known))
-        return ranked_weights(counted, largest=1 / counted.images)
+        ranked = ranked_weights(counted, largest=1 / counted.images)
+        listed = explaining_list(counted, ranked.weights) if moved is None else None
+        return listed or ranked
 
     def defense_noise(self, case: Case) -> DefenseNoise | None:
         """The effect of the defense on the adversary's own images, or the candidates of `case` where it has none; None
@@ -109,6 +111,18 @@ def likeliest_size(known: ListEquations) -> int:
     spread = lengths**2 / count * ((count - sizes) / (sizes * max(count - 1, 1)))[:, None]
     densities = -0.5 * (off / (1 + spread) + np.log1p(spread)).sum(1)
     return int(sizes[densities.argmax()]) if len(sizes) else 1
+
+
+def explaining_list(known: ListEquations, weights: Array) -> MemberPosterior | None:
+    """The candidates of largest weight (G,), as many as have the release as their mean; None where no number has.
+
+    The release need not tell the number exactly beforehand: it is the one at which the mean fits."""
+    order = np.argsort(-weights, kind="stable")
+    means = known.candidates[order].cumsum(0) / np.arange(1, len(order) + 1)[:, None]
+    lengths = np.square((means - known.release) / known.noise).mean(1)
+    images = int(lengths.argmin()) + 1
+    counted, found = replace(known, images=images), MemberPosterior(weights=weights, listed=images, absent=0.0)
+    return found if images < len(order) and counted.telling() and counted.explained(found) else None
 
 
 def of_unknown_size(case: Case, knowledge: Knowledge) -> bool:

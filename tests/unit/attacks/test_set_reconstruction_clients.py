@@ -2,11 +2,18 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from fdgsec.attacks.set_reconstruction.attack import SetReconstruction
-from fdgsec.attacks.set_reconstruction.unknown_sizes import released_alone, unknown_size_reader
+from fdgsec.attacks.set_reconstruction.list_equations import ListEquations
+from fdgsec.attacks.set_reconstruction.unknown_sizes import (
+    explaining_list,
+    likeliest_size,
+    released_alone,
+    unknown_size_reader,
+)
 from fdgsec.data.roles import Roles
 from fdgsec.defenses.style_noise import StyleNoise
 from fdgsec.runtime.errors import UsageError
@@ -92,3 +99,20 @@ def test_pooled_styles_alone_are_asked_about_and_all_else_needs_knowledge():
     ):  # fmt: skip
         with pytest.raises(UsageError, match="the adversary does not know that"):
             SetReconstruction().plan(other)
+
+
+def test_the_number_of_images_follows_from_a_mean_that_its_list_explains():
+    """More members than half of the numbers, where nonnegative least squares alone does not tell them."""
+    rng = np.random.default_rng(0)
+    candidates = rng.standard_normal((300, 120))
+    members = np.arange(300) < 70
+    known = ListEquations(
+        candidates=candidates, release=candidates[members].mean(0), noise=np.full(120, 1e-6), spread=np.ones(120),
+        covariance=lambda: np.eye(120), images=150,
+    )  # fmt: skip
+
+    assert abs(likeliest_size(known) - 70) <= 15  # about 120 squares tell a variance to 13%
+    found = explaining_list(known, members + 0.1 * rng.random(300))
+    assert found is not None
+    assert found.believed().tolist() == members.tolist()
+    assert explaining_list(known, rng.random(300)) is None
