@@ -31,6 +31,8 @@ from fdgsec.threats.positive_control_data import upload
 
 POSITIVE = 0.3
 """Of the largest weight: smaller ones are no members'."""
+REFINED = 4
+"""Times that the number of images is read from the list that it gave."""
 ASSUMED = 0.5
 """Share of the candidates of which a mean is passed through a defense by who has no images, and of a control's."""
 
@@ -54,8 +56,13 @@ class UnknownSizeReader:
             return found
         counted = replace(known, images=likeliest_size(known))
         ranked = ranked_weights(counted, largest=1 / counted.images)
-        listed = explaining_list(counted, ranked.weights) if moved is None else None
-        return listed or ranked
+        for _ in range(REFINED if moved is None else 0):
+            listed = explaining_list(counted, ranked.weights)
+            if listed is not None:
+                return listed
+            counted = replace(known, images=nearest_length(counted, ranked.weights))
+            ranked = ranked_weights(counted, largest=1 / counted.images)
+        return ranked
 
     def defense_noise(self, case: Case) -> DefenseNoise | None:
         """The effect of the defense on the adversary's own images, or the candidates of `case` where it has none; None
@@ -117,12 +124,16 @@ def explaining_list(known: ListEquations, weights: Array) -> MemberPosterior | N
     """The candidates of largest weight (G,), as many as have the release as their mean; None where no number has.
 
     The release need not tell the number exactly beforehand: it is the one at which the mean fits."""
+    images = nearest_length(known, weights)
+    counted, found = replace(known, images=images), MemberPosterior(weights=weights, listed=images, absent=0.0)
+    return found if images < len(weights) and counted.telling() and counted.explained(found) else None
+
+
+def nearest_length(known: ListEquations, weights: Array) -> int:
+    """How many of the candidates of largest weight (G,) have the mean nearest to the release."""
     order = np.argsort(-weights, kind="stable")
     means = known.candidates[order].cumsum(0) / np.arange(1, len(order) + 1)[:, None]
-    lengths = np.square((means - known.release) / known.noise).mean(1)
-    images = int(lengths.argmin()) + 1
-    counted, found = replace(known, images=images), MemberPosterior(weights=weights, listed=images, absent=0.0)
-    return found if images < len(order) and counted.telling() and counted.explained(found) else None
+    return int(np.square((means - known.release) / known.noise).mean(1).argmin()) + 1
 
 
 def of_unknown_size(case: Case, knowledge: Knowledge) -> bool:
