@@ -1,6 +1,7 @@
 """Bars of the page: value, interval, baseline and 1.0 on one axis, as SVG in the colors of its style sheet."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from markupsafe import Markup
 
@@ -37,6 +38,21 @@ def bar_of(row: Measurement, css: str) -> Markup | None:
     if row.value is None or any(not 0 <= number <= 1 for number in numbers):
         return None
     return strip(row.value, low=row.low, high=row.high, baseline=row.chance, css=css)
+
+
+def bar_in_words(
+    what: str, about: str, number: Mapping[str, Any], *, css: str, said: str, small: str, note: str = ""
+) -> Mapping[str, object]:
+    """A labeled bar of plain data: value, low, high and chance, any but the first None; `said` stands beside it.
+
+    What does not lie between 0 and 1 has `note` in place of a bar."""
+    value, low, high, chance = (number.get(name) for name in ("value", "low", "high", "chance"))
+    fits = value is not None and all(end is None or 0 <= end <= 1 for end in (value, low, high, chance))
+    strip_ = strip(float(value), low=low, high=high, baseline=chance, css=css) if value is not None and fits else None
+    return {
+        "what": what, "attack": about, "strip": strip_, "note": note or "not on the axis from 0 to 1", "verdict": said,
+        "css": css, "numbers": small,
+    }  # fmt: skip
 
 
 def curve(points: Sequence[Mapping[str, float]], key: str) -> Markup | None:

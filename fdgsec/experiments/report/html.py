@@ -30,6 +30,7 @@ from fdgsec.experiments.report.words import (
 from fdgsec.metrics.measurement import Control, Measurement
 
 COLUMNS = ("measurement", "slice", "value", "95% interval", "baseline", "n", "interval by", "verdict")
+GLOSSARY_NOTE = Markup('; words are in the <a href="#glossary">glossary</a>')
 LEAD_ROWS = 3
 """Rows that stand beside an attack's headline: it, and those of other domains and sizes."""
 FIRST = 30
@@ -57,7 +58,8 @@ def render(
         leads=[_bar(answer.asks, answer.lead, answer.verdict) for answer in findings.answers], questions=questions,
         sent=_sent(report), unread=unread(report), promises=promises(report), accuracy=_accuracy(report),
         assumptions=report.guarantees[0]["assumptions"] if report.guarantees else (),
-        controls=_controls(report.attacks), columns=COLUMNS, rows=rows, script=Markup(source("rows.js")),
+        controls=_controls(report.attacks), columns=COLUMNS, all_columns=("attack", *COLUMNS), rows=rows,
+        glossary_note=GLOSSARY_NOTE, script=Markup(source("rows.js")),
         remedies=[(one.defense, one.does, one.price or "not measured") for one in remedies(report)],
         messages=_messages(report), first_messages=_first_messages(report), facts=_facts(report), settings=stated,
         glossary=glossary(report),
