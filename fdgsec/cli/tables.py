@@ -86,7 +86,7 @@ def print_sweep(found: Mapping[str, Any], *, out: Path) -> None:
     title = f"{found['target']} on {found['dataset']}, {found['finished']} of {found['planned']} points"
     print_table(title, (found["option"], *attacks, "accuracy"), rows)
     console().print(verdict(found), highlight=False)
-    console().print(f"written to {out}: sweep.json, sweep.csv, sweep.md and figures", highlight=False)
+    console().print(f"written to {out}: sweep.html, sweep.json, sweep.csv, sweep.md and figures", highlight=False)
 
 
 def print_audit(found: Mapping[str, Any], *, out: Path) -> None:
