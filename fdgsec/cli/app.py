@@ -31,6 +31,7 @@ VERBS: Mapping[str, str] = {
     "report": "fdgsec.cli.report:command",
     "runs": "fdgsec.cli.runs:command",
     "compare": "fdgsec.cli.compare:command",
+    "gate": "fdgsec.cli.gate:command",
     "explain": "fdgsec.cli.explain:command",
     "doctor": "fdgsec.cli.doctor:command",
     "data": "fdgsec.cli.data:app",
