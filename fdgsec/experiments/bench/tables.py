@@ -201,7 +201,8 @@ def _others(rows: Sequence[Row], metric: Metric) -> dict[str, object]:
 def _guarantees(rows: Sequence[Row]) -> list[str]:
     """What the runs of an arm guarantee, each statement once; empty without defenses."""
     stated = [guarantee_line(each) for row in rows for each in row.get("guarantees", ()) if each["part"] == "run"]
-    return list(dict.fromkeys(stated))
+    older = ["not recorded (runs of an older version)"] if any("guarantees" not in row for row in rows) else []
+    return list(dict.fromkeys([*stated, *older]))
 
 
 def mean_curve(curves: Sequence[Sequence[Mapping[str, float]]]) -> list[dict[str, float]]:
