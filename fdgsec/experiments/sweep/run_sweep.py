@@ -39,7 +39,7 @@ ATTACKS = ("linkage", "membership", "label-inference")
 """The default attacks, which infer the sender of a release, its members and their classes."""
 
 
-OF_BOTH = ("device", "encoder", "backbone", "norm", "pretrained")
+OF_BOTH = ("allow_partial", "device", "encoder", "style_size", "backbone", "norm", "pretrained")
 """Settings of the attacked runs that hold for the trained ones as well; the others are the protocol's."""
 
 
