@@ -89,7 +89,7 @@ def _own(arms: Row) -> list[Mapping[str, object]]:
 
 
 def _steps(found: Row) -> list[Sequence[str]]:
-    rows = []
+    rows: list[Sequence[str]] = []
     for name, arm in found["arms"].items():
         gap = signed_percent(arm["difference"].get("average"))
         why = "the baseline" if name == found["baseline"] else "; ".join(arm["notes"]) or "comparable"

@@ -106,13 +106,13 @@ def _headlines(runs: Sequence[ComparedRun], group: Sequence[int]) -> list[Docume
             verdicts[number, key] = one.verdict
     measured = {number: dict(_measured(runs[number].report)) for number in group}
     found = []
-    for key, question in keys.items():
+    for key, asked in keys.items():
         row = _beside(key, [measured[number].get(key) for number in group], group)
         for number, value in zip(group, row["values"], strict=True):
             if value is not None and (number, key) in verdicts:
                 value["verdict"] = verdicts[number, key]
         ended = [_ended(runs[number].report, key[0]).partition(":")[0] for number in group]
-        found.append({"question": question, **row, "ended": ended})
+        found.append({"question": asked, **row, "ended": ended})
     return found
 
 

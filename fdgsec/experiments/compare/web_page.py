@@ -163,10 +163,10 @@ def _cell(value: Row | None, ended: str, gap: str) -> object:
 
 
 def _drawn(row: Row) -> bool:
-    """Whether a row has a figure: like for like, with numbers of two or more runs, or the group has one."""
+    """Whether a row has a figure: like for like, with numbers of two or more runs between 0 and 1."""
     known = [value for value in row["values"] if value is not None and value["value"] is not None]
     bounded = all(0 <= end <= 1 for value in known for end in (value["low"], value["high"]) if end is not None)
-    return not row["unlike"] and bounded and (len(known) > 1 or len(row["values"]) == 1 == len(known))
+    return not row["unlike"] and bounded and len(known) > 1
 
 
 def _bars(row: Row, labels: Sequence[str]) -> list[Mapping[str, object]]:

@@ -21,9 +21,9 @@ def junit(gate: Gate) -> str:
     """A suite with a case per check; a failure is a limit that was exceeded, an error what could not be judged."""
     counts = {name: sum(check.outcome == name for check in gate.checks) for name in ("failed", "error", "skipped")}
     counted = {"tests": str(len(gate.checks)), "failures": str(counts["failed"]), "errors": str(counts["error"])}
-    root = xml.Element("testsuites", name="fdgsec gate", **counted)
-    suite = xml.SubElement(root, "testsuite", name=_plain(f"fdgsec gate {gate.report.target}"), **counted,
-                           skipped=str(counts["skipped"]))  # fmt: skip
+    root = xml.Element("testsuites", {"name": "fdgsec gate", **counted})
+    named = {"name": _plain(f"fdgsec gate {gate.report.target}"), **counted, "skipped": str(counts["skipped"])}
+    suite = xml.SubElement(root, "testsuite", named)
     properties = xml.SubElement(suite, "properties")
     for name, value in (("run", gate.path), ("judged by", gate.judged_by), ("fdgsec", __version__)):
         xml.SubElement(properties, "property", name=name, value=_plain(str(value)))
@@ -60,7 +60,7 @@ def sarif(gate: Gate) -> str:
         "name": "fdgsec", "version": __version__,
         "rules": [{"id": _rule(text), "shortDescription": {"text": text}} for text in rules],
     }  # fmt: skip
-    invocation = {"executionSuccessful": True, "exitCode": 0 if gate.passed else 1}
+    invocation: dict[str, Any] = {"executionSuccessful": True, "exitCode": 0 if gate.passed else 1}
     if not gate.passed and all(check.outcome == "skipped" for check in gate.checks):
         invocation["exitCodeDescription"] = "nothing was judged"
     log = {

@@ -153,9 +153,9 @@ def test_accuracies_are_compared_score_by_score(tmp_path: Path):
 
 
 def test_accuracies_after_unequal_steps_have_no_difference(tmp_path: Path):
-    longer = {"steps": {"per_client_and_round": 27.0, "total": 81.0}}
+    steps = {"per_client_and_round": 27.0, "total": 81.0}
     first = run(tmp_path / "a", accuracy=accuracy(0.3, 0.2, 0.4))
-    second = run(tmp_path / "b", accuracy=accuracy(0.5, 0.45, 0.6, **longer))
+    second = run(tmp_path / "b", accuracy=accuracy(0.5, 0.45, 0.6, steps=steps))
 
     scores = compare([first, second])["accuracy"]
 

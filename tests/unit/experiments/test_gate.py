@@ -107,12 +107,11 @@ def test_inapplicable_attacks_may_be_skipped_but_not_all_and_not_those_that_had_
     away = membership(status="skipped", reason="not applicable: sends no styles")
     few = replace(away, name="linkage", reason="not run: too few images")
     found = run(tmp_path / "run", away, few, replace(membership(LOW), name="differencing"))
-    given = {"allow_inapplicable": True}
 
-    both = gate(found, thresholds_of(["membership.auc=1", "differencing.auc=1"], []), **given)
+    both = gate(found, thresholds_of(["membership.auc=1", "differencing.auc=1"], []), allow_inapplicable=True)
     assert ([check.outcome for check in both.checks], both.passed) == (["skipped", "passed"], True)
-    assert not gate(found, thresholds_of(["membership.auc=1"], []), **given).passed
-    assert outcomes(found, ["linkage.top1=1"], **given) == ["error"]
+    assert not gate(found, thresholds_of(["membership.auc=1"], []), allow_inapplicable=True).passed
+    assert outcomes(found, ["linkage.top1=1"], allow_inapplicable=True) == ["error"]
 
 
 def test_accuracies_and_guarantees_have_limits_too(tmp_path: Path):
