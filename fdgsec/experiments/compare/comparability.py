@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fdgsec.experiments.bench.comparability import unequal_steps
 from fdgsec.experiments.compare.compared_run import ComparedRun
@@ -14,14 +15,15 @@ Shared = Mapping[str, str]
 def conditions(run: ComparedRun) -> Shared:
     """What must be the same in two runs whose numbers are compared, in words; what a run does not have is left out."""
     dataset, adversary, report = run.report.dataset, run.adversary, run.report
-    size = run.settings.get("image_size")
+    size, stated = run.settings.get("image_size"), "image_size" in run.settings
     found = {
         "datasets": str(dataset["name"]),
         "images": f"{dataset['images']} (manifest {str(dataset.get('manifest_sha256', ''))[:8]})",
-        "image sizes": "" if not run.settings else "the dataset's own" if size is None else f"{size} px",
+        "image sizes": "" if not stated else "the dataset's own" if size is None else f"{size} px",
         "sizes at which styles are computed": _said(run.settings.get("style_size"), " px"),
         "unseen domains": run.unseen,
         "roles of the images": _counted(dataset.get("roles")),
+        "partitions into clients": _partition(run.settings),
         "encoders": run.encoder,
         "adversaries": str(adversary.get("name", "")),
         "what the adversaries see and know": json.dumps([adversary.get("taps"), adversary.get("knows")])
@@ -30,6 +32,15 @@ def conditions(run: ComparedRun) -> Shared:
         "seeds": str(report.seed),
     }  # fmt: skip
     return {name: said for name, said in found.items() if said}
+
+
+def _partition(settings: Mapping[str, Any]) -> str:
+    """How images are divided among clients, in words; empty where a run does not state it."""
+    if "partition" not in settings:
+        return ""
+    kind, clients = settings["partition"] or "the dataset's own", settings.get("clients")
+    skewed = f", {settings.get('heterogeneity')}" if kind in ("dirichlet", "lambda") else ""
+    return f"{kind}{skewed}, {'its own number' if clients is None else clients} of clients"
 
 
 def _said(value: object, unit: str) -> str:

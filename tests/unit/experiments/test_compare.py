@@ -190,9 +190,10 @@ OTHER = {"name": "shapes", "manifest_sha256": "zz", "images": 84, "domains": ["p
         ({"settings": {"image_size": 64}}, "other image sizes: 32 px"),
         ({"settings": {"image_size": None}}, "other image sizes: 32 px"),
         ({"settings": {"image_size": 32, "style_size": 64}}, ""),
+        ({"settings": {"partition": "single-domain", "clients": 9}}, "other partitions into clients: domain"),
     ],
     ids=["dataset", "images", "measured domain", "set domain", "encoder", "roles", "seed", "profile", "size",
-         "own size", "a size that one run does not state"],
+         "own size", "a size that one run does not state", "partition"],
 )  # fmt: skip
 def test_what_makes_two_runs_unlike_is_said_first_and_nothing_is_put_beside_each_other(
     tmp_path: Path, given: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]
@@ -200,7 +201,7 @@ def test_what_makes_two_runs_unlike_is_said_first_and_nothing_is_put_beside_each
     dataset = {"name": "shapes", "manifest_sha256": "ab", "images": 336, "domains": ["photo", "sketch"],
                "roles": {"train": {"a": 2}}}  # fmt: skip
     first = run(tmp_path / "a", attack("membership", row("auc", 0.5, 0.4, 0.6)), dataset=dataset,
-                settings={"image_size": 32})  # fmt: skip
+                settings={"image_size": 32, "partition": "domain"})  # fmt: skip
     second = run(tmp_path / "b", attack("membership", row("auc", 0.9, 0.8, 1.0)),
                  **{"dataset": dataset, "settings": {"image_size": 32}, **given})  # fmt: skip
 
@@ -274,6 +275,15 @@ def test_the_document_is_printed_and_nothing_else(tmp_path: Path, capsys: pytest
     assert main(["compare", str(first), str(second), "--json", "--out", str(tmp_path / "out")]) == 0
 
     assert json.loads(capsys.readouterr().out) == compare([first, second])
+
+
+@pytest.mark.parametrize("missing", ["name", "images"])
+def test_a_report_without_its_dataset_is_refused(tmp_path: Path, missing: str):
+    dataset = {"name": "shapes", "manifest_sha256": "ab", "images": 336}
+    second = run(tmp_path / "b", dataset={key: said for key, said in dataset.items() if key != missing})
+
+    with pytest.raises(UsageError, match=f"not a report of schema 1: KeyError 'dataset.{missing}'"):
+        compare([run(tmp_path / "a"), second])
 
 
 @pytest.mark.parametrize(("names", "said"), [(["a"], "two or more runs"), (["a", "b", "a"], "is given twice")])
