@@ -350,11 +350,13 @@ def claims(
         )  # fmt: skip
 
 
-def compare(first: str | Path, second: str | Path) -> dict[str, Any]:
-    """Compare two finished runs, as `fdgsec compare --json`: their differences, and whether they are comparable."""
-    from fdgsec.experiments.compare import compare as experiment
+def compare(first: str | Path, *others: str | Path, out: str | Path | None = None) -> dict[str, Any]:
+    """Compare finished runs, as `fdgsec compare --json`: what differs, which are comparable, and numbers of those.
 
-    return experiment(Path(first), Path(second))
+    With `out` the document and a page are written there; otherwise nothing is."""
+    from fdgsec.experiments.compare.compare_runs import compare as experiment
+
+    return experiment([Path(run) for run in (first, *others)], out=_path(out))
 
 
 def _file(given: "T | str") -> "T | Path":

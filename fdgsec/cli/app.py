@@ -31,6 +31,7 @@ VERBS: Mapping[str, str] = {
     "report": "fdgsec.cli.report:command",
     "runs": "fdgsec.cli.runs:command",
     "compare": "fdgsec.cli.compare:command",
+    "gate": "fdgsec.cli.gate:command",
     "explain": "fdgsec.cli.explain:command",
     "doctor": "fdgsec.cli.doctor:command",
     "data": "fdgsec.cli.data:app",
@@ -71,7 +72,7 @@ class LazyVerbs(TyperGroup):
 
 
 app = typer.Typer(
-    name="fdgsec", cls=LazyVerbs, no_args_is_help=True, add_completion=False, rich_markup_mode=None,
+    name="fdgsec", cls=LazyVerbs, no_args_is_help=True, add_completion=True, rich_markup_mode=None,
     pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]},
     help="Privacy and security analysis of federated domain generalization.",
 )  # fmt: skip

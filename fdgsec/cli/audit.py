@@ -27,8 +27,8 @@ Distinct = Annotated[
 
 
 @o.takes(
-    "encoder", "style_size", "backbone", "norm", "pretrained", "partition", "clients", "rounds", "target_domain",
-    "per_domain", "image_size",
+    "encoder", "style_size", "backbone", "norm", "pretrained", "partition", "clients", "heterogeneity", "rounds",
+    "target_domain", "per_domain", "image_size", "allow_partial", "device",
 )  # fmt: skip
 def command(
     *,

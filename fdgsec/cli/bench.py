@@ -68,7 +68,11 @@ def command(
             request, data_root=data_root, out=folder, progress=progress, limit=limit, workers=workers,
             tell=lambda line: typer.echo(line, err=True),
         )  # fmt: skip
-    typer.echo(json.dumps(found, indent=1) if as_json else f"{markdown(found)}\n{folder}/bench.md, .csv, .tex, .json")
+    typer.echo(
+        json.dumps(found, indent=1)
+        if as_json
+        else f"{markdown(found)}\nwritten to {folder}: bench.html, .md, .csv, .tex, .json"
+    )
     return 0
 
 

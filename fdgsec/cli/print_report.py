@@ -68,9 +68,13 @@ def _print_answers(terminal: Console, found: Findings, results: Sequence[AttackR
     if others:
         _line(terminal, f"other attacks: {', '.join(others)}")
     _line(terminal, _controls(results))
-    for reason, names in (("failed", found.failed), ("do not apply", found.inapplicable)):
+    for one, several, names in (
+        ("failed", "failed", found.failed),
+        ("does not apply", "do not apply", found.inapplicable),
+    ):
         if names:
-            _line(terminal, f"{len(names)} {'attack' if len(names) == 1 else 'attacks'} {reason}: {', '.join(names)}")
+            many = f"attacks {several}" if len(names) > 1 else f"attack {one}"
+            _line(terminal, f"{len(names)} {many}: {', '.join(names)}")
 
 
 def _answered(answer: Answer) -> tuple[str, str, str, str]:

@@ -25,8 +25,8 @@ Limit = Annotated[int | None, typer.Option("--limit", min=0, help="At most so ma
 
 
 @o.takes(
-    "encoder", "backbone", "norm", "pretrained", "partition", "clients", "rounds", "target_domain", "per_domain",
-    "image_size", "device",
+    "encoder", "style_size", "backbone", "norm", "pretrained", "partition", "clients", "heterogeneity", "rounds",
+    "target_domain", "per_domain", "image_size", "allow_partial", "device",
 )  # fmt: skip
 def command(
     *,

@@ -10,17 +10,12 @@ from rich.console import Console
 from rich.table import Table
 
 from fdgsec.experiments.claims.tables import deciding, measured, median_seed, otherwise
-from fdgsec.experiments.report.text import HEADLINES, number
+from fdgsec.experiments.report.text import number
 from fdgsec.experiments.run_config import RunConfig
 from fdgsec.experiments.sweep.tables import named, shown, verdict
 from fdgsec.privacy.ledger import review_mark
 
 Rows = Sequence[Sequence[str]]
-COLUMNS = ("first", "second", "difference", "intervals")
-LEGEND = (
-    "Difference is second minus first. Apart: the 95% intervals do not overlap (evidence of a difference). "
-    "Overlapping intervals are inconclusive."
-)
 
 
 def console() -> Console:
@@ -91,7 +86,7 @@ def print_sweep(found: Mapping[str, Any], *, out: Path) -> None:
     title = f"{found['target']} on {found['dataset']}, {found['finished']} of {found['planned']} points"
     print_table(title, (found["option"], *attacks, "accuracy"), rows)
     console().print(verdict(found), highlight=False)
-    console().print(f"written to {out}: sweep.json, sweep.csv, sweep.md and figures", highlight=False)
+    console().print(f"written to {out}: sweep.html, sweep.json, sweep.csv, sweep.md and figures", highlight=False)
 
 
 def print_audit(found: Mapping[str, Any], *, out: Path) -> None:
@@ -128,62 +123,3 @@ def print_audit(found: Mapping[str, Any], *, out: Path) -> None:
 
 def _score(score: Mapping[str, Any] | None) -> str:
     return "" if score is None else f"{score['value']:.3f} (n = {score['n']})"
-
-
-def print_comparison(found: Mapping[str, Any], *, every: bool) -> None:
-    """Print two runs side by side: the settings that differ, accuracies, and `every` measurement or the headlines."""
-    for reason in found["unlike"]:
-        print(f"not alike: {reason}; differences below are not those of the settings alone")
-    for place, run in zip(("first", "second"), found["runs"], strict=True):
-        print(
-            f"{place}: {run['folder']}: {run['method']} ({run['target']}) on {run['dataset']}, "
-            f"unseen {run['unseen_domain']}, encoder {run['encoder']}, seed {run['seed']}, profile {run['profile']}"
-        )
-    settings = [(row["name"], str(row["first"]), str(row["second"])) for row in found["settings"]]
-    print_table("settings that differ", ("setting", "first", "second"), settings)
-    scores = [(row["score"], *_compared(row)) for row in found["accuracy"]]
-    if scores:
-        print_table("accuracy", ("score", *COLUMNS), scores)
-    _print_compared(found, every=every)
-    print(LEGEND)
-
-
-def _print_compared(found: Mapping[str, Any], *, every: bool) -> None:
-    ended = [(row["name"], row["first"], row["second"]) for row in found["attacks"]]
-    if ended:
-        print_table("attacks that ended differently", ("attack", "first", "second"), ended)
-    rows = [row for row in found["measurements"] if every or row["name"] in HEADLINES]
-    shown = [
-        (
-            row["attack"],
-            row["name"],
-            ", ".join(f"{key} {value}" for key, value in row["slice"].items()),
-            *_compared(row),
-        )
-        for row in rows
-    ]
-    if shown:
-        print_table("measurements", ("attack", "measurement", "slice", *COLUMNS), shown)
-    left = len(found["measurements"]) - len(rows)
-    lone = len(found["only_first"]), len(found["only_second"])
-    if left:
-        console().print(f"({left} more rows with --all)", highlight=False)
-    if any(lone):
-        console().print(
-            f"({lone[0]} measurements are of the first run alone, {lone[1]} of the second)", highlight=False
-        )
-
-
-def _compared(row: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    apart = {None: "", True: "overlap", False: "apart"}[row["overlap"]]
-    difference = "" if row["difference"] is None else f"{row['difference']:+.3g}"
-    return _measured(row["first"]), _measured(row["second"]), difference, apart
-
-
-def _measured(part: Mapping[str, Any] | None) -> str:
-    if part is None:
-        return "-"
-    if part["value"] is None:
-        return "unavailable"
-    bounds = "" if part.get("low") is None else f" [{number(part['low'])}, {number(part['high'])}]"
-    return f"{number(part['value'])}{bounds}"

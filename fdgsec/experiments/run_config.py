@@ -99,6 +99,12 @@ class RunConfig:
     device: str = "auto"
     threads: int = THREADS
 
+    def __post_init__(self) -> None:
+        if self.rounds < 0 or not 0 < self.participation <= 1:  # before a folder is made for the rounds
+            raise UsageError(
+                f"rounds must be at least 0 and participation in (0, 1]; got {self.rounds} and {self.participation}."
+            )
+
     @property
     def method_name(self) -> str:
         """The method as reports name it: ccst, or ccst+mixstyle."""

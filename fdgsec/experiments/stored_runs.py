@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from fdgsec.experiments.compare.web_page import sentence
 from fdgsec.experiments.report.findings import findings_of
 from fdgsec.experiments.report.stored import report_of
 from fdgsec.experiments.report.words import listed, rate
@@ -64,9 +65,20 @@ def _averaged(document: Document) -> tuple[str, str, str]:
     return "train", f"{document['method']} on {document['dataset']}", found
 
 
+def _benched(document: Document) -> tuple[str, str, str]:
+    arms = {name: arm["accuracy"].get("average") for name, arm in document["arms"].items()}
+    scores = listed([f"{name} {rate(mean['value'])}" for name, mean in arms.items() if mean is not None])
+    found = f"{document['finished']} of {document['planned']} runs" + (f"; average {scores}" if scores else "")
+    return "bench", f"{document['title']}, {document['dataset']}", found
+
+
+def _compared(document: Document) -> tuple[str, str, str]:
+    return "compare", listed([run["label"] for run in document["runs"]]), sentence(document)
+
+
 READERS: Mapping[str, Callable[[Document], tuple[str, str, str]]] = {
     "report.json": _reported, "sweep.json": _swept, "audit.json": _audited, "claims.json": _claimed,
-    "seeds.json": _averaged,
+    "seeds.json": _averaged, "bench.json": _benched, "comparison.json": _compared,
 }  # fmt: skip
 """How each verb's document is read, by the name of its file."""
 

@@ -28,7 +28,7 @@ from fdgsec.runtime.tensor_files import read_safetensors
 from fdgsec.runtime.untrusted_text import read_json_object
 from fdgsec.runtime.version import __version__
 
-MARKS = ("report.json", "transcript.jsonl", "sweep.json", "audit.json", "unfinished/run.json")
+MARKS = ("report.json", "transcript.jsonl", "sweep.json", "audit.json", "comparison.json", "unfinished/run.json")
 """Files that mark a folder as written by fdgsec, which may then replace it."""
 VERSIONED = ("torchvision", "numpy", "scipy", "scikit-learn")
 """Packages beside torch whose versions decide numbers: transforms, random draws, tests and fits."""

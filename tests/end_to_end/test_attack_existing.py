@@ -175,10 +175,10 @@ def test_two_runs_are_put_side_by_side(run: Path, tmp_path: Path, capsys: pytest
     assert main(["train", "--method", "fedavg", *SMALL[:-2], "--rounds", "1", "--out", str(other)]) == 0
     capsys.readouterr()
 
-    assert main(["compare", str(run), str(other)]) == 0
+    assert main(["compare", str(run), str(other), "--out", str(tmp_path / "side-by-side")]) == 0
 
     told = capsys.readouterr().out
-    assert "not alike" not in told
+    assert "not comparable" not in told
     assert "options.style" in told
     assert "accuracy on sketch (unseen)" in told
     assert fdgsec.compare(run, other)["unlike"] == []
@@ -194,7 +194,7 @@ TABLE = [
     ("a run and vectors", ["attack", "--run", "nowhere", "--artifacts", "v.csv"], "--artifacts has no place beside --run"),
     ("a run on other data", ["attack", "--run", "nowhere", "--dataset", "pacs"], "--dataset has no place beside --run"),
     ("a run with other defenses", ["attack", "--run", "nowhere", "--defense", "shuffle"], "--defense has no place beside --run"),
-    ("one run to compare", ["compare", "nowhere"], "Missing argument"),
+    ("one run to compare", ["compare", "nowhere"], "two or more runs"),
     ("runs that are not there", ["compare", "nowhere", "elsewhere"], "nowhere holds no report.json"),
     ("nothing to explain", ["explain", "nothing-like-it"], "nothing is called 'nothing-like-it'"),
 ]  # fmt: skip

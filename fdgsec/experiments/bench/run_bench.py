@@ -24,9 +24,11 @@ from fdgsec.experiments.bench.tuning import (
     sets_rate,
     source_scores,
 )
+from fdgsec.experiments.bench.web_page import page
 from fdgsec.experiments.report.schema import AttackReport
 from fdgsec.experiments.run_config import RunConfig
-from fdgsec.experiments.setup.run_inputs import load_world
+from fdgsec.experiments.setup.run_federation import FederationRun, RunRequest, federate
+from fdgsec.experiments.setup.run_inputs import device_of, load_world
 from fdgsec.experiments.train import train
 from fdgsec.federation.run_folder import environment, reserved
 from fdgsec.runtime.cache_files import write_atomic
@@ -82,11 +84,12 @@ def bench(
     workers: int = 1,
     tell: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Run the missing cells (at most `limit`, `workers` in parallel), and write results, CSV, Markdown and LaTeX.
+    """Run the missing cells (at most `limit`, `workers` in parallel), and write results, page, CSV, Markdown and LaTeX.
 
     Returns the summary. `tell` gets a line with the time left before the first and after each run. Raises UsageError
     for unknown arms, domains or seeds, DataError for an invalid results file."""
     table = request.table()
+    device_of(request.given.get("device") or "auto")
     with reserved(out):
         columns = _columns(request, table, data_root)
         trials, cells = planned_trials(request, table, columns), _cells(request, table, columns)
@@ -268,9 +271,16 @@ def stored(path: Path) -> dict[str, dict[str, Any]]:
 def compute(data_root: Path | None, planned: Planned) -> dict[str, Any]:
     """Train one cell."""
     started, spent = time.monotonic(), time.process_time()
-    report = train(planned[1], data_root=data_root, out=None, progress=NoProgress())
+    trained: list[FederationRun] = []
+
+    def federation(request: RunRequest) -> FederationRun:
+        trained.append(federate(request))
+        return trained[-1]
+
+    report = train(planned[1], data_root=data_root, out=None, progress=NoProgress(), federation=federation)
     row = row_of(*planned, report, time.monotonic() - started)
-    return {**row, "processor_seconds": time.process_time() - spent}
+    curve = [dict(point) for run in trained for point in run.curve]
+    return {**row, "curve": curve, "processor_seconds": time.process_time() - spent}
 
 
 def compute_trial(data_root: Path | None, planned: Planned) -> dict[str, Any]:
@@ -281,15 +291,26 @@ def compute_trial(data_root: Path | None, planned: Planned) -> dict[str, Any]:
 
 def row_of(cell: Cell, config: RunConfig, report: AttackReport, seconds: float) -> dict[str, Any]:
     """The stored result of one run: scores, traffic per client and round, time and environment."""
-    clients = len(report.dataset["roles"]["train"])  # type: ignore[index]
-    participants = max(int(config.participation * clients + 1e-9), 1)
+    clients, participants = _taking_part(report, config)
     return {
         "key": cell.key, "arm": cell.arm, "domain": cell.domain, "validation": cell.validation, "seed": cell.seed,
         "settings": cell.settings, "method": config.method, "preset": config.preset, "rounds": config.rounds,
         "clients": clients, "participants": participants, "accuracy": report.accuracy,
-        "traffic": traffic(report, rounds=config.rounds, participants=participants),
+        "traffic": traffic_of(report, config),
+        "guarantees": [dict(each) for each in report.guarantees],
         "transcript_sha256": report.transcript_sha256, "seconds": seconds, "environment": environment(),
     }  # fmt: skip
+
+
+def _taking_part(report: AttackReport, config: RunConfig) -> tuple[int, int]:
+    """The number of clients, and of those that take part in a round."""
+    clients = len(report.dataset["roles"]["train"])  # type: ignore[index]
+    return clients, max(int(config.participation * clients + 1e-9), 1)
+
+
+def traffic_of(report: AttackReport, config: RunConfig) -> dict[str, dict[str, float]]:
+    """The `traffic` of a training run under its own settings."""
+    return traffic(report, rounds=config.rounds, participants=_taking_part(report, config)[1])
 
 
 def traffic(report: AttackReport, *, rounds: int, participants: int) -> dict[str, dict[str, float]]:
@@ -318,4 +339,5 @@ def _write_tables(
     write_atomic(out / "bench.csv", spreadsheet(rows))
     write_atomic(out / "bench.md", markdown(found))
     write_atomic(out / "bench.tex", latex(found))
+    write_atomic(out / "bench.html", page(found))
     return found

@@ -19,6 +19,8 @@ from fdgsec.experiments.bench.comparability import (
     unequal_steps,
 )
 from fdgsec.experiments.bench.protocols import Metric, Protocol
+from fdgsec.experiments.report.text_tables import latex_table, markdown_table
+from fdgsec.privacy.ledger import guarantee_line
 
 MEASURED: Mapping[Metric, str] = {"accuracy": "accuracy", "auc": "weighted AUC", "f1": "weighted F1"}
 """The name of each metric in tables."""
@@ -117,7 +119,9 @@ def _arm(
         "difference": _differences(columns, against) if compared else {},
         "notes": [note for note in notes if note],
         "other_metrics": _others(own, table.metric),
-        "bytes_per_round_and_client": _traffic(own),
+        "bytes_per_round_and_client": traffic_mean(own),
+        "guarantees": _guarantees(own),
+        "curve": mean_curve([row["curve"] for row in own if "curve" in row]),
         "seconds_per_run": sum(float(row["seconds"]) for row in own) / len(own),
         "seconds_per_client_and_round": _seconds_per_update(own),
         "processor_seconds_per_run": sum(timed) / len(timed) if timed else None,
@@ -194,7 +198,27 @@ def _others(rows: Sequence[Row], metric: Metric) -> dict[str, object]:
     return found
 
 
-def _traffic(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
+def _guarantees(rows: Sequence[Row]) -> list[str]:
+    """What the runs of an arm guarantee, each statement once; empty without defenses."""
+    stated = [guarantee_line(each) for row in rows for each in row.get("guarantees", ()) if each["part"] == "run"]
+    older = ["not recorded (runs of an older version)"] if any("guarantees" not in row for row in rows) else []
+    return list(dict.fromkeys([*stated, *older]))
+
+
+def mean_curve(curves: Sequence[Sequence[Mapping[str, float]]]) -> list[dict[str, float]]:
+    """The mean over runs of what each round recorded, for rounds and names that all of them have."""
+    by_round = [{point["round"]: point for point in curve} for curve in curves]
+    rounds = [number for number in (by_round[0] if by_round else ()) if all(number in each for each in by_round)]
+    found = []
+    for number in rounds:
+        names = set.intersection(*(set(each[number]) for each in by_round)) - {"round"}
+        means = {name: sum(each[number][name] for each in by_round) / len(by_round) for name in sorted(names)}
+        found.append({"round": number, **means})
+    return found
+
+
+def traffic_mean(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
+    """The mean over runs of the bytes per round and participant, {"up"|"down": {kind: bytes}}."""
     totals: dict[str, dict[str, float]] = {"up": {}, "down": {}}
     for row in rows:
         for way, kinds in row["traffic"].items():
@@ -236,11 +260,11 @@ def cells_of(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     lines = []
     for name, arm in found["arms"].items():
         cells = [_percent(arm["accuracy"].get(column), arm["paper"].get(column)) for column in columns]
-        gap = "; ".join(filter(None, [_signed(arm["difference"].get("average")), *arm["notes"]]))
+        gap = "; ".join(filter(None, [signed_percent(arm["difference"].get("average")), *arm["notes"]]))
         up = sum(arm["bytes_per_round_and_client"]["up"].values())
         spent = arm["processor_seconds_per_run"]
         cost = [f"{up:,.0f}", f"{arm['seconds_per_run']:,.0f}", "-" if spent is None else f"{spent:,.0f}"]
-        lines.append([name, *cells, _percent(arm["own_domains"], None), _steps(arm["steps"]), gap, *cost])
+        lines.append([name, *cells, _percent(arm["own_domains"], None), steps_text(arm["steps"]), gap, *cost])
     return header, lines
 
 
@@ -267,7 +291,8 @@ def cost_cells_of(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]
     return header, lines if printed else []
 
 
-def _steps(steps: Mapping[str, float] | None) -> str:
+def steps_text(steps: Mapping[str, float] | None) -> str:
+    """Steps per participant and round, and in all: `9 (216)`; a dash where they were not recorded."""
     return "-" if steps is None else f"{plain_count(steps['per_client_and_round'])} ({plain_count(steps['total'])})"
 
 
@@ -279,7 +304,8 @@ def _percent(mean: Mapping[str, Any] | None, paper: float | None) -> str:
     return f"{100 * mean['value']:.1f}{half}{printed}"
 
 
-def _signed(gap: Mapping[str, Any] | None) -> str:
+def signed_percent(gap: Mapping[str, Any] | None) -> str:
+    """A difference in points with its interval, empty for none."""
     if gap is None:
         return ""
     bounds = "" if gap["low"] is None else f" [{100 * gap['low']:+.1f}, {100 * gap['high']:+.1f}]"
@@ -303,7 +329,7 @@ def caption(found: Mapping[str, Any]) -> str:
 
 def markdown(found: Mapping[str, Any]) -> str:
     """The table in Markdown."""
-    parts = [_markdown(*cells) for cells in _tables(found)]
+    parts = [markdown_table(*cells, numbers="right") for cells in _tables(found)]
     return "\n".join([f"{caption(found)}\n", *parts])
 
 
@@ -312,26 +338,7 @@ def _tables(found: Mapping[str, Any]) -> list[tuple[list[str], list[list[str]]]]
     return [cells for cells in (cells_of(found), validation_cells_of(found), cost_cells_of(found)) if cells[1]]
 
 
-def _markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    rule = ["---", *["---:"] * (len(header) - 1)]
-    return "".join("| " + " | ".join(row) + " |\n" for row in (header, rule, *lines))
-
-
 def latex(found: Mapping[str, Any]) -> str:
     """The table in LaTeX (booktabs)."""
-    parts = [_latex(*cells) for cells in _tables(found)]
+    parts = [latex_table(*cells) for cells in _tables(found)]
     return "\n".join([f"% {caption(found)}", *parts])
-
-
-def _latex(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    escaped = [[_escaped(cell) for cell in row] for row in (header, *lines)]
-    body = [" & ".join(row) + r" \\" for row in escaped]
-    layout = "l" + "r" * (len(header) - 1)
-    parts = [rf"\begin{{tabular}}{{{layout}}}", r"\toprule", body[0], r"\midrule", *body[1:], r"\bottomrule"]
-    return "\n".join([*parts, r"\end{tabular}"]) + "\n"
-
-
-def _escaped(text: str) -> str:
-    for plain, written in (("&", r"\&"), ("%", r"\%"), ("_", r"\_"), ("±", r"$\pm$")):
-        text = text.replace(plain, written)
-    return text

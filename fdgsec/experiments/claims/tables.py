@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fdgsec.experiments.claims.verdicts import Criterion
+from fdgsec.experiments.report.text_tables import markdown_table
 from fdgsec.metrics.effect_sizes import margin_of
 
 OVERVIEW = ("Claim", "The paper's words", "Verdict", "Decided by", "Measured, median seed", "Chance", "Holm's p")
@@ -177,22 +178,20 @@ def title(document: Mapping[str, Any]) -> str:
 def markdown(document: Mapping[str, Any]) -> str:
     """The ledger: an overview, what would have decided otherwise, and every claim with all its numbers."""
     lines = [f"# {title(document)}", "", registration_text(document), "", legend(document), ""]
-    lines += [*_table(overview(document)), "", "## Which encoder and seed would have decided otherwise", ""]
-    lines += [*_table(otherwise(document)), ""]
+    lines += [*_lines(overview(document)), "", "## Which encoder and seed would have decided otherwise", ""]
+    lines += [*_lines(otherwise(document)), ""]
     for claim in document["claims"]:
         lines += [f"## {claim['id']}", "", f"{claim['paper']}, {claim['section']}:", ""]
         lines += [f'> "{quote}"' for quote in claim["quotes"]]
         lines += ["", f"Verdict: **{claim['verdict']}**", ""]
         lines += [f"* {name}: {text}" for name, text in facts(claim)] + [""]
         if "columns" in claim:
-            lines += [*_table(seed_rows(claim)), "", "```sh", claim["command"], "```", ""]
+            lines += [*_lines(seed_rows(claim)), "", "```sh", claim["command"], "```", ""]
         for note in claim["beyond"]:
             lines += [f"Beyond the claim ({note['attack']} on {note['target']}): {note['says']}.", ""]
-            lines += [*_table(beyond_rows(note)), ""]
+            lines += [*_lines(beyond_rows(note)), ""]
     return "\n".join(lines)
 
 
-def _table(table: Table) -> list[str]:
-    columns, rows = table
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    return lines + ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+def _lines(table: Table) -> list[str]:
+    return markdown_table(*table).splitlines()

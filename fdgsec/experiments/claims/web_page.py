@@ -1,9 +1,10 @@
 """The claims ledger as a single HTML page."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fdgsec.experiments.claims.tables import (
+    Table,
     beyond_rows,
     facts,
     legend,
@@ -25,9 +26,19 @@ def page(document: Mapping[str, Any]) -> str:
         "claims.html", title=title(document),
         contents=[("overview", "Overview"), ("otherwise", "Decided otherwise"), ("claims", "The claims")],
         sentence=_sentence(document), registration=registration_text(document), legend=legend(document),
-        overview=overview(document), otherwise=otherwise(document), verdicts=VERDICTS,
+        overview=_judged(overview(document)), otherwise=_judged(otherwise(document)),
         claims=[_claim(claim) for claim in document["claims"]],
     ) + "\n"  # fmt: skip
+
+
+def _judged(table: Table) -> tuple[Sequence[str], list[list[object]]]:
+    """A table whose verdicts have their mark and color."""
+    columns, rows = table
+    return columns, [[_verdict(cell) if cell in VERDICTS else cell for cell in row] for row in rows]
+
+
+def _verdict(word: str) -> Mapping[str, str]:
+    return {"words": word, "css": {"contradicted": "leaks", "supported": "calm"}.get(word, "open"), "small": ""}
 
 
 def _sentence(document: Mapping[str, Any]) -> str:
@@ -40,8 +51,9 @@ def _sentence(document: Mapping[str, Any]) -> str:
 def _claim(claim: Mapping[str, Any]) -> Mapping[str, object]:
     measured = "columns" in claim
     return {
-        "id": claim["id"], "verdict": claim["verdict"], "source": f"{claim['paper']}, {claim['section']}",
-        "quotes": claim["quotes"], "facts": list(facts(claim)), "seeds": seed_rows(claim) if measured else None,
+        "id": claim["id"], "verdict": _verdict(claim["verdict"]), "source": f"{claim['paper']}, {claim['section']}",
+        "quotes": claim["quotes"], "facts": list(facts(claim)), 
+        "seeds": _judged(seed_rows(claim)) if measured else None,
         "command": claim["command"] if measured else "",
         "beyond": [
             (f"({note['attack']} on {note['target']}): {note['says']}.", beyond_rows(note)) for note in claim["beyond"]

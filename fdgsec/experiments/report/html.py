@@ -30,11 +30,14 @@ from fdgsec.experiments.report.words import (
 from fdgsec.metrics.measurement import Control, Measurement
 
 COLUMNS = ("measurement", "slice", "value", "95% interval", "baseline", "n", "interval by", "verdict")
+GLOSSARY_NOTE = Markup('; words are in the <a href="#glossary">glossary</a>')
 LEAD_ROWS = 3
 """Rows that stand beside an attack's headline: it, and those of other domains and sizes."""
 FIRST = 30
 """Messages that are listed one by one."""
 QUALITY = 82
+COUNTS = ("round", "steps", "clients")
+"""What rounds record that is no curve."""
 Row = Sequence[object]
 
 
@@ -57,7 +60,8 @@ def render(
         leads=[_bar(answer.asks, answer.lead, answer.verdict) for answer in findings.answers], questions=questions,
         sent=_sent(report), unread=unread(report), promises=promises(report), accuracy=_accuracy(report),
         assumptions=report.guarantees[0]["assumptions"] if report.guarantees else (),
-        controls=_controls(report.attacks), columns=COLUMNS, rows=rows, script=Markup(source("rows.js")),
+        controls=_controls(report.attacks), columns=COLUMNS, all_columns=("attack", *COLUMNS), rows=rows,
+        glossary_note=GLOSSARY_NOTE, script=Markup(source("rows.js")),
         remedies=[(one.defense, one.does, one.price or "not measured") for one in remedies(report)],
         messages=_messages(report), first_messages=_first_messages(report), facts=_facts(report), settings=stated,
         glossary=glossary(report),
@@ -150,11 +154,14 @@ def _cells(row: Measurement) -> Row:
 
 
 def _embedded(figure: Figure) -> str:
-    """The picture as a data address: WebP, a tenth of the PNG that lies beside the report."""
-    if figure.png is None:
-        return ""
+    """The figure's picture as a data address; empty without one."""
+    return "" if figure.png is None else webp(figure.png)
+
+
+def webp(png: bytes) -> str:
+    """A picture as a data address: WebP, a tenth of the PNG that lies beside the page."""
     buffer = io.BytesIO()
-    Image.open(io.BytesIO(figure.png)).convert("RGB").save(buffer, "WEBP", quality=QUALITY, method=4)
+    Image.open(io.BytesIO(png)).convert("RGB").save(buffer, "WEBP", quality=QUALITY, method=4)
     return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
@@ -234,12 +241,20 @@ def _training_page(report: AttackReport, settings: str, points: Sequence[Mapping
     curves = [(name, drawn, _range(points, name)) for name in _curves(points) if (drawn := curve(points, name))]
     return page(
         "training.html", title=f"{report.method} trained on {report.dataset['name']}", report=report,
-        contents=[("accuracy", "Accuracy"), ("curve", "Curve"), ("guarantee", "Guarantee"), ("traffic", "Traffic"),
+        contents=[("accuracy", "Accuracy"), ("curve", "Curves"), ("guarantee", "Guarantee"), ("traffic", "Traffic"),
                   ("made", "How this was made")],
         findings=findings, scores=_scores(report), curves=curves, promises=promises(report),
         assumptions=report.guarantees[0]["assumptions"] if report.guarantees else (), messages=_messages(report),
-        facts=_facts(report), settings=settings, baseline=rate(1 / _classes(report)),
+        facts=_facts(report), settings=settings, baseline=rate(1 / _classes(report)), steps=_steps(report),
     )  # fmt: skip
+
+
+def _steps(report: AttackReport) -> str:
+    """How many optimizer steps led to the model, in words; empty where clients did not report them."""
+    steps = None if report.accuracy is None else report.accuracy.get("steps")
+    if not isinstance(steps, Mapping):
+        return ""
+    return f"Optimizer steps per client and round: {steps['per_client_and_round']:,.4g}; in all: {steps['total']:,.0f}"
 
 
 def _classes(report: AttackReport) -> int:
@@ -249,7 +264,7 @@ def _classes(report: AttackReport) -> int:
 
 
 def _curves(points: Sequence[Mapping[str, float]]) -> list[str]:
-    return [name for name in dict.fromkeys(key for point in points for key in point) if name != "round"]
+    return [name for name in dict.fromkeys(key for point in points for key in point) if name not in COUNTS]
 
 
 def _range(points: Sequence[Mapping[str, float]], name: str) -> str:

@@ -35,6 +35,8 @@ def report_of(document: Mapping[str, Any]) -> AttackReport:
     """The report whose document this is. Raises KeyError, TypeError or ValueError for anything else."""
     if document["schema"] != SCHEMA:
         raise ValueError(f"schema {document['schema']}")
+    if missing := {"name", "images"} - set(document["dataset"]):
+        raise KeyError(f"dataset.{min(missing)}")
     known = {spec.name for spec in fields(AttackReport)}
     values = {name: value for name, value in document.items() if name in known}
     return AttackReport(**{**values, "attacks": [_result(attack) for attack in document["attacks"]]})

@@ -15,12 +15,14 @@ import torch
 
 from fdgsec.experiments.attack.run_attacks import attack
 from fdgsec.experiments.bench.protocols import Protocol, protocol_named
+from fdgsec.experiments.bench.run_bench import traffic_of
 from fdgsec.experiments.run_config import RunConfig, attack_settings, build, changed, defense_text, merged
 from fdgsec.experiments.setup.defenses import defense_stack_of
 from fdgsec.experiments.setup.run_inputs import load_world, method_of
 from fdgsec.experiments.sweep.plots import figures
 from fdgsec.experiments.sweep.points import SCHEMA, as_json, slimmed, store, stored
 from fdgsec.experiments.sweep.tables import markdown, spreadsheet, summary
+from fdgsec.experiments.sweep.web_page import page
 from fdgsec.experiments.train import train
 from fdgsec.federation.defense import Defense
 from fdgsec.federation.run_folder import environment, reserved
@@ -37,7 +39,7 @@ ATTACKS = ("linkage", "membership", "label-inference")
 """The default attacks, which infer the sender of a release, its members and their classes."""
 
 
-OF_BOTH = ("device", "encoder", "backbone", "norm", "pretrained")
+OF_BOTH = ("allow_partial", "device", "encoder", "style_size", "backbone", "norm", "pretrained")
 """Settings of the attacked runs that hold for the trained ones as well; the others are the protocol's."""
 
 
@@ -150,8 +152,10 @@ def sweep(
         write_atomic(out / "sweep.json", as_json(document))
         write_atomic(out / "sweep.csv", spreadsheet(document))
         write_atomic(out / "sweep.md", markdown(document))
-        for name, png in figures(document).items():
+        drawn = figures(document)
+        for name, png in drawn.items():
             write_atomic(out / f"{name}.png", png)
+        write_atomic(out / "sweep.html", page(document, drawn))
         return document
 
 
@@ -203,8 +207,10 @@ def _unseen(config: RunConfig, data_root: Path | None) -> str:
 
 def compute(data_root: Path | None, point: Point) -> dict[str, Any]:
     """Run one point and keep what the tables and figures need of its report."""
+    sent: dict[str, Any] = {}
     if point.kind == "accuracy":
-        report = train(point.config, data_root=data_root, out=None, progress=NoProgress()).document()
+        trained = train(point.config, data_root=data_root, out=None, progress=NoProgress())
+        sent, report = {"traffic": traffic_of(trained, point.config)}, trained.document()
     else:
         report = attack(point.config, data_root=data_root, out=None, fresh=False, progress=NoProgress()).document()
     attacks = report["attacks"]
@@ -216,7 +222,7 @@ def compute(data_root: Path | None, point: Point) -> dict[str, Any]:
         "attacks": [
             {key: each[key] for key in ("name", "status", "reason", "controls", "measurements")} for each in attacks
         ],
-        "seconds": report["seconds"], "environment": environment(),
+        **sent, "seconds": report["seconds"], "environment": environment(),
     }  # fmt: skip
 
 

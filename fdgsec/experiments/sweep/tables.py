@@ -13,7 +13,9 @@ from typing import Any
 from scipy import stats
 from sklearn.isotonic import IsotonicRegression
 
-from fdgsec.experiments.bench.tables import mean_of
+from fdgsec.experiments.bench.tables import mean_of, traffic_mean
+from fdgsec.experiments.report.accuracy import own_domain_accuracy
+from fdgsec.experiments.report.text_tables import markdown_table
 from fdgsec.metrics.measurement import BOUNDED
 from fdgsec.privacy.ledger import review_mark
 
@@ -149,9 +151,23 @@ def _accuracy(points: Sequence[Row]) -> list[dict[str, Any]]:
                 "value": value, "seeds": sorted(scores), "score": score,
                 "difference": mean_of(both).document() if both and value is not None else None,
                 "guarantees": next(point["guarantees"] for point in points if point["value"] == value),
+                **_beside_accuracy([point for point in points if point["value"] == value]),
             }
         )  # fmt: skip
     return found
+
+
+def _beside_accuracy(points: Sequence[Row]) -> dict[str, Any]:
+    """Means over the seeds of a value: accuracy on the clients' own domains, optimizer steps, bytes per client and
+    round; None where a point did not record it."""
+    own = [own_domain_accuracy({"per_domain": {}, **point["accuracy"]}) for point in points]
+    steps = [point["accuracy"].get("steps") for point in points]
+    sent = [point.get("traffic") for point in points]
+    return {
+        "own_domains": None if None in own else mean_of([each for each in own if each is not None]).document(),
+        "steps": None if None in steps else mean_of([each["per_client_and_round"] for each in steps]).value,
+        "bytes_per_round_and_client": None if None in sent else traffic_mean(points),
+    }  # fmt: skip
 
 
 def _possible(score: dict[str, Any]) -> dict[str, Any]:
@@ -241,31 +257,35 @@ def spreadsheet(found: Row) -> str:
 
 def markdown(found: Row) -> str:
     """The curves as one table, and the verdict with notes."""
+    return "\n".join([markdown_table(*cells_of(found)), *notes(found), ""])
+
+
+def cells_of(found: Row) -> tuple[list[str], list[list[str]]]:
+    """The curves as text: a header, and a line per value."""
     attacks = list(found["followed"])
-    head = [
-        found["option"],
-        *(f"{name} ({found['followed'][name]['measurement']})" for name in attacks),
-        "accuracy",
-        "epsilon",
-    ]
+    named_attacks = [f"{name} ({found['followed'][name]['measurement']})" for name in attacks]
     accuracy = {point["value"]: point for point in found["accuracy"]}
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    lines = []
     for point in found["privacy"]:
         cells = [named(point["value"]), *(shown(point["rows"][name]) for name in attacks)]
-        cells += [_scored(accuracy.get(point["value"])), _promised(point["guarantees"])]
-        lines.append("| " + " | ".join(cells) + " |")
-    notes = [verdict(found), *_promises(found)]
+        lines.append([*cells, _scored(accuracy.get(point["value"])), _promised(point["guarantees"])])
+    return [found["option"], *named_attacks, "accuracy", "epsilon"], lines
+
+
+def notes(found: Row) -> list[str]:
+    """The verdict, what the epsilons are stated for, and what is to be known about the points."""
+    said = [verdict(found), *_promises(found)]
     if any(point["score"]["n"] == 1 and point["score"]["low"] is not None for point in found["accuracy"]):
-        notes.append("An accuracy of one seed has the 95% interval over its test images; other seeds vary more.")
+        said.append("An accuracy of one seed has the 95% interval over its test images; other seeds vary more.")
     if found["controls"]["failed"]:
-        notes.append(f"Controls failed at {found['controls']['failed']} of {found['controls']['points']} points.")
+        said.append(f"Controls failed at {found['controls']['failed']} of {found['controls']['points']} points.")
     if found["codes"] > 1:
         each = ", ".join(f"{version} ({count})" for version, count in found["versions"].items())
-        notes.append(
+        said.append(
             f"The points were made by {found['codes']} versions of the code: make them anew in another folder. By "
             f"code_sha256, with how many points: {each}."
         )
-    return "\n".join([*lines, "", *notes, ""])
+    return said
 
 
 def _promises(found: Row) -> list[str]:

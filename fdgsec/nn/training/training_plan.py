@@ -41,6 +41,9 @@ class TrainingPlan:
 
     def __post_init__(self) -> None:
         counts = (self.epochs, self.batch_size, self.decay_every, 1 if self.steps is None else self.steps)
+        rates = (self.learning_rate, self.momentum, self.weight_decay, self.decay, self.clip_norm or 1.0)
+        if not all(map(math.isfinite, rates)):
+            raise UsageError(f"a plan needs finite numbers; got {self}.")
         if min(counts) < 1 or self.learning_rate <= 0:
             raise UsageError(f"a plan needs epochs, steps, batch size and learning rate above 0; got {self}.")
         if not 0 <= self.flip <= 1 or (self.crop is not None and not 0 < self.crop[0] <= self.crop[1] <= 1):

@@ -3,9 +3,7 @@
 import io
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import replace
-from html.parser import HTMLParser
 from typing import Any
 
 import pytest
@@ -21,46 +19,7 @@ from fdgsec.experiments.report.schema import AttackReport, AttackResult, Figure
 from fdgsec.experiments.run_config import defense_of
 from fdgsec.metrics.measurement import Control, Measurement
 from fdgsec.runtime.registry import TARGETS
-
-VOID = {"meta", "img", "input", "br", "line", "rect", "path", "polyline"}
-
-
-class Reader(HTMLParser):
-    """Collects what a page has, and whether its elements are closed in order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.ids: list[str] = []
-        self.targets: list[str] = []
-        self.sources: list[str] = []
-        self.headings: list[str | None] = []
-        self.counts: dict[str, int] = {}
-        self.text = ""
-
-    def handle_starttag(self, tag: str, attrs: Sequence[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        self.counts[tag] = self.counts.get(tag, 0) + 1
-        self.ids += [str(given["id"])] if "id" in given else []
-        self.targets += [str(given["href"])] if "href" in given else []
-        self.sources += [str(given["src"])] if "src" in given else []
-        self.headings += [given.get("scope")] if tag == "th" else []
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in VOID:
-            assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data if not self.open or self.open[-1] not in ("style", "script") else ""
-
-
-def read(page: str) -> Reader:
-    reader = Reader()
-    reader.feed(page)
-    assert reader.open == []
-    return reader
+from tests.support.html_page import read
 
 
 def row(name: str, value: float, low: float, high: float, chance: float, **where: str | int) -> Measurement:

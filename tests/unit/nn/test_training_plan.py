@@ -52,7 +52,16 @@ def test_training_uses_the_rate_of_its_round():
 
 @pytest.mark.parametrize(
     "option",
-    [{"translate": 1.5}, {"translate": -0.1}, {"clip_norm": 0.0}, {"decay_every": 0}, {"learning_rate": 0.0}],
+    [
+        {"translate": 1.5},
+        {"translate": -0.1},
+        {"clip_norm": 0.0},
+        {"decay_every": 0},
+        {"learning_rate": 0.0},
+        {"learning_rate": math.nan},
+        {"weight_decay": math.inf},
+        {"clip_norm": math.nan},
+    ],
     ids=str,
 )
 def test_a_plan_out_of_range_is_refused(option: dict[str, float]):

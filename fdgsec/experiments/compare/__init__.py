@@ -1,0 +1,1 @@
+"""The verb `compare`: finished runs side by side."""

@@ -1,0 +1,101 @@
+"""Limits as the command line takes them: `membership.auc=.55`, `linkage.top1[domain=photo]=0.2`."""
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fdgsec.experiments.report.glossary import MEASUREMENTS, SLICES, meaning
+from fdgsec.experiments.report.schema import AttackReport
+from fdgsec.runtime.errors import UsageError, unknown_name
+from fdgsec.runtime.registry import names
+
+Side = Literal["max", "min"]
+ACCURACY = "accuracy"
+GUARANTEE = "guarantee"
+_FORM = re.compile(
+    r"(?P<attack>[^.\[\]=\s]+)\.(?P<measurement>[^.\[\]=\s]+)(\[(?P<where>[^\[\]]*)\])?=(?P<limit>[^=\[\]]+)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Threshold:
+    """A limit on the rows of one measurement of one attack whose slices have the entries `where`.
+
+    `attack` may be "accuracy" (its measurements are "unseen" and the clients' domains) or "guarantee" ("epsilon")."""
+
+    side: Side
+    attack: str
+    measurement: str
+    where: Mapping[str, str]
+    limit: float
+
+    @property
+    def text(self) -> str:
+        """As it was given: `--max membership.auc=0.55`."""
+        where = ",".join(f"{key}={value}" for key, value in self.where.items())
+        return f"--{self.side} {self.attack}.{self.measurement}{f'[{where}]' if where else ''}={self.limit:g}"
+
+
+def thresholds_of(most: Sequence[str], least: Sequence[str]) -> list[Threshold]:
+    """Read what --max and --min were given. Raises UsageError for none, or one that is none or given twice."""
+    given: list[tuple[Side, str]] = [*(("max", text) for text in most), *(("min", text) for text in least)]
+    found = [_threshold(side, text) for side, text in given]
+    if not found:
+        raise UsageError("a gate needs limits: --max ATTACK.MEASUREMENT=LIMIT, e.g. --max membership.auc=.55.")
+    names_given = [threshold.text.rpartition("=")[0] for threshold in found]
+    if twice := next((name for name in names_given if names_given.count(name) > 1), None):
+        raise UsageError(f"{twice} is given twice; give one limit.")
+    return found
+
+
+def _threshold(side: Side, text: str) -> Threshold:
+    match = _FORM.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(
+            f"--{side} {text!r} is no limit; expected ATTACK.MEASUREMENT=LIMIT or "
+            "ATTACK.MEASUREMENT[KEY=VALUE,...]=LIMIT, e.g. membership.auc=.55."
+        )
+    try:
+        limit = float(match["limit"])
+    except ValueError as error:
+        raise UsageError(f"--{side} {text!r}: {match['limit']!r} is no number.") from error
+    if not math.isfinite(limit):
+        raise UsageError(f"--{side} {text!r}: a limit must be finite.")
+    pairs = [part.partition("=") for part in (match["where"] or "").split(",") if part.strip()]
+    if any(not (key.strip() and equals and value.strip()) for key, equals, value in pairs):
+        raise UsageError(f"--{side} {text!r}: expected [KEY=VALUE,...] between the brackets, e.g. [domain=photo].")
+    where = {key.strip(): value.strip() for key, _, value in pairs}
+    return Threshold(side=side, attack=match["attack"], measurement=match["measurement"], where=where, limit=limit)
+
+
+def check_names(threshold: Threshold, report: AttackReport) -> None:
+    """Raise UsageError, with the nearest name, for an attack, measurement or slice entry that nothing has.
+
+    What fdgsec knows and the report lacks is no usage error: then the gate fails."""
+    attacks = dict.fromkeys([*names("attacks"), *(each.name for each in report.attacks), ACCURACY, GUARANTEE])
+    if threshold.attack not in attacks:
+        raise unknown_name("attack", threshold.attack, attacks)
+    if threshold.attack == GUARANTEE:
+        _known("measurement of a guarantee", threshold.measurement, ["epsilon"])
+    elif threshold.attack == ACCURACY:
+        _known("accuracy", threshold.measurement, ["unseen", *_domains(report)])
+    else:
+        rows = [row for each in report.attacks for row in each.measurements]
+        measured = dict.fromkeys([*(row.name for row in rows if row.name), *MEASUREMENTS])
+        if not meaning(threshold.measurement):
+            _known("measurement", threshold.measurement, measured)
+        keys = dict.fromkeys([*(key for row in rows for key in row.slice), *SLICES])
+        for key in threshold.where:
+            _known("slice entry", key, keys)
+
+
+def _domains(report: AttackReport) -> list[str]:
+    domains = report.dataset.get("domains", ())
+    return list(map(str, domains)) if isinstance(domains, Sequence) else []
+
+
+def _known(kind: str, name: str, known: Iterable[str]) -> None:
+    if name not in (names_known := list(known)):
+        raise unknown_name(kind, name, names_known)
