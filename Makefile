@@ -56,6 +56,11 @@ mypy: $(VENV)/installed
 pyright: $(VENV)/installed
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
+# into build/site; every warning is an error. The variable silences an advertisement of the theme's.
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: $(VENV)/installed
+	$(BIN)/python -m mkdocs --quiet build --strict
+
 notebooks: $(VENV)/installed
 	$(BIN)/python notebooks/build.py
 
