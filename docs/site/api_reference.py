@@ -3,8 +3,9 @@
 mkdocstrings replaces each line `::: NAME` by what the docstrings of NAME say."""
 
 import ast
-from collections.abc import Iterator
 from pathlib import Path
+
+from fdgsec.runtime.registry import ATTACKS, DEFENSES, METHODS
 
 ROOT = Path(__file__).parents[2]
 TESTING = "fdgsec.testing"
@@ -17,8 +18,8 @@ def pages() -> dict[str, str]:
         path = f"reference/packages/{package.removeprefix('fdgsec.')}.md"
         found[path] = _page(package, package, _imported(package) if package == TESTING else [package])
     for kind in ("methods", "attacks", "defenses"):
-        modules = sorted(_modules(kind))
-        found[f"reference/{kind}.md"] = _page(f"fdgsec.{kind}", f"Bundled {kind}: options", modules)
+        classes = _classes(kind)
+        found[f"reference/{kind}.md"] = _page(f"fdgsec.{kind}", f"Bundled {kind}: options", classes)
     return found
 
 
@@ -51,13 +52,12 @@ def _imported(package: str) -> list[str]:
     return [f"{node.module}.{alias.name}" for node in imports for alias in node.names]
 
 
-def _modules(kind: str) -> Iterator[str]:
-    """The modules of a folder that define a class, as they are imported; of attacks, those that define an attack."""
-    pattern = "*/attack.py" if kind == "attacks" else "*.py"
-    for path in (ROOT / kind).glob(pattern):
-        tree = ast.parse(path.read_text())
-        if any(isinstance(node, ast.ClassDef) for node in tree.body):
-            yield ".".join(("fdgsec", *path.relative_to(ROOT).with_suffix("").parts))
+def _classes(kind: str) -> list[str]:
+    """The bundled classes of a kind, from the registry of names."""
+    return [
+        place.replace(":", ".")
+        for place in {"methods": METHODS, "attacks": ATTACKS, "defenses": DEFENSES}[kind].values()
+    ]
 
 
 def _page(name: str, title: str, shown: list[str]) -> str:

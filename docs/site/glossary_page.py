@@ -1,9 +1,10 @@
-"""The glossary, as Markdown, from the tables that reports and `fdgsec explain` read."""
+"""The glossary as Markdown, from the tables that reports and `fdgsec explain` read."""
 
+import re
 from collections.abc import Mapping
 
 from fdgsec.experiments.explain import MEASUREMENTS as MEASURED
-from fdgsec.experiments.report import glossary
+from fdgsec.experiments.report import glossary, vocabulary, words
 
 BEGINNING = """# Glossary
 
@@ -22,18 +23,30 @@ def page() -> str:
         *_entries(glossary.MEASUREMENTS, measured=True),
         *_entries({pattern.replace(".+", "NAME"): said for pattern, said in glossary.PATTERNS.items()}),
         "## Entries of a slice\n\nA measurement's slice says of which images, clients and options it is.\n",
-        *_entries(glossary.SLICES),
+        *_entries(glossary.SLICES, kind="slice-"),
+        "## Values in a slice\n",
+        *_entries(vocabulary.VALUES, kind="value-"),
+        "## Encoders\n\n[encoders.md](encoders.md) has their layers, weights and limits.\n",
+        *_entries(vocabulary.ENCODERS, kind="encoder-"),
+        "## Adversaries, and what they know\n\n[attacks.md](attacks.md) says what each sees.\n",
+        *_entries({**words.ADVERSARY_WORDS, **words.KNOWLEDGE_WORDS}, kind="adversary-"),
+        "## What is sent\n",
+        *_entries({**words.KIND_WORDS, **vocabulary.STAGES}, kind="sent-"),
+        "## Intervals and baselines\n",
+        *_entries(vocabulary.INTERVALS, kind="interval-"),
     ])  # fmt: skip
 
 
-def _entries(table: Mapping[str, str], *, measured: bool = False) -> list[str]:
-    """Definition lists, sorted, each term with an anchor; of measurements also the attacks that have them."""
-    lines = []
+def _entries(table: Mapping[str, str], *, kind: str = "", measured: bool = False) -> list[str]:
+    """Definition lists, sorted, each term with an anchor; of measurements also the attacks that have them.
+
+    `kind` begins the anchors of a table that shares words with others."""
+    lines: list[str] = []
     for name, said in sorted(table.items(), key=lambda item: item[0].lower()):
         attacks = [attack for attack, rows in MEASURED.items() if name in rows] if measured else []
         links = ", ".join(f"[{attack}](attacks/{attack}.md)" for attack in attacks)
         lines += [
-            f"`{name}`{{ #{name.replace(' ', '-')} }}",
+            f"`{name}`{{ #{kind}{re.sub(r'[^A-Za-z0-9_]+', '-', name)} }}",
             f":   {said}" + (f" Measured by {links}." if links else ""),
             "",
         ]

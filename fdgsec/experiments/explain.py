@@ -107,6 +107,8 @@ def explain(name: str) -> Explanation:
     for known, explanation in explained.values():
         if name in known:
             return explanation(name)
+    if "+" in name and set(name.split("+")) <= set(names("methods")):
+        return _combined(name)
     everything = [one for known, _ in explained.values() for one in known]
     near = difflib.get_close_matches(name.lower(), everything, n=1, cutoff=0.4)
     meant = f"did you mean {near[0]!r}? " if near else ""
@@ -259,6 +261,15 @@ def _method(name: str) -> Explanation:
     if name in presets():
         rows.append((f"--preset {name}", "\n".join(value_lines(name))))
     return Explanation(name=name, kind="method", title=title, sections=rows)
+
+
+def _combined(name: str) -> Explanation:
+    first, *local = name.split("+")
+    rows = [("methods", "\n".join(f"{each}: `fdgsec explain {each}`" for each in (first, *local)))]
+    rows.append(("run it", f"fdgsec train --method {first} " + " ".join(f"--with {each}" for each in local)))
+    return Explanation(
+        name=name, kind="method", title=f"{first}, with {' and '.join(local)} on each client", sections=rows
+    )
 
 
 def _target(name: str) -> Explanation:
