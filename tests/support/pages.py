@@ -13,6 +13,7 @@ PAGES = [
 ]  # fmt: skip
 FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"(?:\A|(?<=\n\n))(?: {4}.*\n(?:\n(?= {4}))?)+")
+PROGRAMS = re.compile(r"(?:[A-Z_]+=\S* )*(?:fdgsec|python3?|pip|make|git|cd|export|flwr|flower-\w+) |[A-Z_]+=|#|\n|\Z")
 NOT_RUN = re.compile(r"<!-- not run: [^\n]+ -->\n+\Z")
 
 
@@ -48,14 +49,25 @@ def _block(page: Path, text: str, found: re.Match[str], language: str, code: str
 
 
 def commands(block: Block) -> Iterator[list[str]]:
-    """The words of each command of a block, without comments and variables that are set for it."""
-    for line in block.text.replace("\\\n", " ").splitlines():
-        if not line.startswith((" ", "#")):
-            words = shlex.split(line, comments=True)
-            while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
-                words = words[1:]
-            if words:
-                yield words
+    """The words of each command of a block, without comments and variables that are set for it.
+
+    A line that begins with a space, or in an indented block with no name of a program, goes on with the one before."""
+    text = re.sub(r"\\?\n +", " ", block.text)
+    if not block.language:
+        text = re.sub(rf"\n(?!{PROGRAMS.pattern})", " ", text)
+    for line in text.splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars="&;|<>")
+        lexer.whitespace_split = True
+        words: list[str] = []
+        for word in (*lexer, ";"):
+            if set(word) <= set("&;|<>"):
+                while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+                    words = words[1:]
+                if words:
+                    yield words
+                words = []
+            else:
+                words.append(word)
 
 
 def links(page: Path) -> Iterator[str]:
