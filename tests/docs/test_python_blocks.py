@@ -52,7 +52,7 @@ def test_a_block_of_python_runs(block: Block, tmp_path: Path, own_cache: Path, m
     names = surroundings(tmp_path)
     monkeypatch.chdir(tmp_path)
 
-    exec(compile(runnable(block), str(block), "exec"), names)
+    exec(compile(runnable(block), str(block), "exec"), names)  # noqa: S102 - the code of a page
 
 
 def test_pages_have_blocks_of_python():
