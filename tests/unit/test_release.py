@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -119,6 +120,7 @@ def test_workflows_run_the_checks_with_few_permissions():
     assert 'LOCKED: "1"' in ci
     assert "which: [lowest, newest]" in ci
     for text in (ci, release):
+        assert set(yaml.safe_load(text)["jobs"]) <= {"check", "versions", "lock", "image", "publish"}
         top = text.partition("\njobs:")[0]
         assert "permissions:\n  contents: read" in top
         assert "secrets." not in text
@@ -141,6 +143,7 @@ def test_issue_forms_ask_for_what_is_needed_to_repeat():
     forms = {path.stem: path.read_text() for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")}
 
     assert set(forms) == {"bug", "false-alarm", "stronger-attack", "config"}
+    assert all(isinstance(yaml.safe_load(text), dict) for text in forms.values())
     for name in ("bug", "false-alarm", "stronger-attack"):
         assert "fdgsec --version" in forms[name]
         assert "required: true" in forms[name]
