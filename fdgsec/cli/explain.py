@@ -1,4 +1,4 @@
-"""`fdgsec explain`: what an attack, claim, defense, method, preset or target is."""
+"""`fdgsec explain`: what an attack, claim, defense, method, preset, target or word of a report is."""
 
 import json
 import textwrap
@@ -9,12 +9,14 @@ import typer
 from fdgsec.cli.options import AsJson
 
 WIDTH = 120
-Name = Annotated[str, typer.Argument(help="An attack, claim, defense, method, preset or target (see `fdgsec list`).")]
+Name = Annotated[
+    str, typer.Argument(help="An attack, claim, defense, method, preset, target, encoder, or a word of a report.")
+]
 
 
 def command(name: Name, as_json: AsJson = False) -> int:
     """Say what an attack, claim, defense, method or target is, what it needs or sends, and how it is measured; of a
-    preset, where each of its values comes from."""
+    preset, where each of its values comes from; of a word of a report, what it means."""
     from fdgsec.experiments.explain import explain
     from fdgsec.experiments.explain_words import explained_word
 

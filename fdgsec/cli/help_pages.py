@@ -64,6 +64,13 @@ def _common() -> list[click.Option]:
 
 def _options(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
     """Write arguments, then options by group."""
+    for name, rows in option_groups(command, ctx).items():
+        with formatter.section(name):
+            formatter.write_dl(rows)
+
+
+def option_groups(command: click.Command, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
+    """What the help page lists under each heading, in its order: an argument or option, and what it does."""
     groups: dict[str, list[tuple[str, str]]] = {}
     arguments = _argument_help(command)
     for param in command.get_params(ctx):
@@ -73,9 +80,8 @@ def _options(command: click.Command, ctx: click.Context, formatter: click.HelpFo
             if isinstance(param, click.Argument):
                 text = f"{arguments.get(param.name or '', '')}  {text}".strip()
             groups.setdefault(_panel(param), []).append((record[0], text))
-    for name in sorted(groups, key=lambda name: (name != "Arguments", PANELS.index(name) if name in PANELS else -1)):
-        with formatter.section(name):
-            formatter.write_dl(groups[name])
+    order = sorted(groups, key=lambda name: (name != "Arguments", PANELS.index(name) if name in PANELS else -1))
+    return {name: groups[name] for name in order}
 
 
 def plain_help(text: str) -> str:

@@ -29,7 +29,7 @@ Uncovered = Annotated[
     list[str] | None,
     typer.Option("--uncovered", metavar="STAGE", help="Send share, update or review that no such defense covers."),
 ]
-Runs = Annotated[int | None, typer.Option("--runs", help="Take part in at most so many runs; default: any number.")]
+Runs = Annotated[int | None, typer.Option("--runs", help="Maximum number of runs; default: any number.")]
 Secret = Annotated[
     Path | None, typer.Option("--secret", metavar="FILE", help="Key of this node's noise; default: drawn, in --state.")
 ]

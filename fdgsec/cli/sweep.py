@@ -21,7 +21,10 @@ Attacks = Annotated[list[str] | None, typer.Option("--attack", help="Measure thi
 ProtocolName = Annotated[str, typer.Option("--protocol", help="How accuracy is trained (`fdgsec list protocols`).")]
 Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Seeds of each accuracy.")]
 Workers = Annotated[int, typer.Option("--workers", min=1, help="Points computed at once; memory permitting.")]
-Limit = Annotated[int | None, typer.Option("--limit", min=0, help="At most so many points now; the rest another time.")]
+Limit = Annotated[
+    int | None,
+    typer.Option("--limit", min=0, help="Maximum number of points to compute now."),
+]
 
 
 @o.takes(

@@ -20,6 +20,7 @@ from fdgsec.experiments.preset_sources import (
     value_lines,
     written,
 )
+from fdgsec.experiments.report.words import kind_in_words
 from fdgsec.experiments.run_config import presets, target_method
 from fdgsec.federation.defense import Defense, HasPolicy, Inspects, PartlyUndone, TrainsPrivately
 from fdgsec.federation.method import Method
@@ -107,6 +108,8 @@ def explain(name: str) -> Explanation:
     for known, explanation in explained.values():
         if name in known:
             return explanation(name)
+    if "+" in name and set(name.split("+")) <= set(names("methods")):
+        return _combined(name)
     everything = [one for known, _ in explained.values() for one in known]
     near = difflib.get_close_matches(name.lower(), everything, n=1, cutoff=0.4)
     meant = f"did you mean {near[0]!r}? " if near else ""
@@ -121,11 +124,11 @@ def _attack(name: str) -> Explanation:
     lines = [f"{target}: {said}" for target, (_, said) in by_target.items()]
     rows = [
         ("what", "\n\n".join([*rest, _doc(cls)])),
-        ("reads", f"{_listed(cls.reads)}: one of them must be released"),
+        ("reads", f"{_kinds(cls.reads)}: one of them must be released"),
         ("needs", _listed(cls.needs) or "nothing beside what it sees"),
         ("targets, and the adversaries who can", "\n".join(lines) or "none of those that are built in"),
-        ("planted control, which it must win", _doc(cls.positive_control)),
-        ("shuffled control, in which it must find nothing", _doc(cls.negative_control)),
+        ("positive control: planted information that it must find", _doc(cls.positive_control)),
+        ("negative control: exchanged messages, in which it must find nothing", _doc(cls.negative_control)),
         ("measurements", ", ".join(MEASUREMENTS[name]) if name in MEASUREMENTS else "as its reports name them"),
         (f"options (--set attacks.{name}.OPTION=VALUE)", _options(cls)),
         ("run it", _command(cls, name, {target: able for target, (able, _) in by_target.items() if able}, released)),
@@ -261,6 +264,15 @@ def _method(name: str) -> Explanation:
     return Explanation(name=name, kind="method", title=title, sections=rows)
 
 
+def _combined(name: str) -> Explanation:
+    first, *local = name.split("+")
+    rows = [("methods", "\n".join(f"{each}: `fdgsec explain {each}`" for each in (first, *local)))]
+    rows.append(("run it", f"fdgsec train --method {first} " + " ".join(f"--with {each}" for each in local)))
+    return Explanation(
+        name=name, kind="method", title=f"{first}, with {' and '.join(local)} on each client", sections=rows
+    )
+
+
 def _target(name: str) -> Explanation:
     target = targets()[name]
     fixed = "\n".join(f"{option} = {value}" for option, value in target.options.items())
@@ -372,6 +384,10 @@ def _default(spec: "Field[object]") -> str:
 
 def _listed(values: frozenset[str] | set[str]) -> str:
     return ", ".join(sorted(values))
+
+
+def _kinds(kinds: frozenset[str]) -> str:
+    return ", ".join(sorted(map(kind_in_words, kinds))) or "nothing"
 
 
 def _module_doc(cls: type) -> str:

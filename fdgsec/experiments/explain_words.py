@@ -1,4 +1,4 @@
-"""What the words of a report mean, for the verb `explain`: measurements, slice entries, verdicts and controls."""
+"""What the words of a report mean, for the verb `explain`: measurements, slices, encoders, verdicts, controls, ..."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from fdgsec.experiments.explain import MEASUREMENTS
 from fdgsec.experiments.report.glossary import SLICES, WORDS, meaning
+from fdgsec.experiments.report.vocabulary import meanings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,7 @@ def explained_word(name: str) -> ExplainedWord | None:
         "a measurement": meaning(name),
         "an entry of a slice": SLICES.get(name, ""),
         "a word of reports": WORDS.get(name, ""),
+        **meanings(name),
     }
     found = [(what, text) for what, text in tables.items() if text]
     if not found:

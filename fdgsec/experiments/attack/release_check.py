@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fdgsec.data.domains import DomainDataset, as_float
+from fdgsec.experiments.report.words import kind_in_words
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles, StyleDistribution, StyleStatistics
 from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Method
 from fdgsec.federation.released_statistics import MeanSpectra, ReleasedStatistic
@@ -54,7 +55,8 @@ def foreign_releases(
             reason = f"not applicable: {client.name} did not send the release {release.slot!r}, which could be compared"
             found[release.kind.kind] = found["StyleBank"] = reason
     for kind, slots in several_releases(sent).items():
-        reason = f"not applicable: {client.name} sends several {kind} that differ ({', '.join(slots)}) at once"
+        several = f"several {kind_in_words(kind)} that differ ({', '.join(slots)}) at once"
+        reason = f"not applicable: {client.name} sends {several}"
         found[kind] = found["StyleBank"] = reason
     for slot, artifact in sent.items():
         if not isinstance(artifact, ROWS + (POOLED if method.shares_means else ())):
@@ -69,6 +71,16 @@ def foreign_releases(
         if reason:
             found[artifact.kind] = found["StyleBank"] = reason
     return found
+
+
+STATISTIC_WORDS: Mapping[str, str] = {
+    "PooledStyles": "the pooled style",
+    "MeanStyles": "the mean style",
+    "ChannelMeans": "the mean of the features",
+    "StyleDistributions": "the center and spread of the styles",
+    "MeanSpectra": "the mean amplitude spectrum",
+}
+"""Released statistics in words; one of a plug-in goes by its class."""
 
 
 def several_releases(sent: Mapping[str, Artifact]) -> Mapping[str, Sequence[str]]:
@@ -100,7 +112,8 @@ def difference(
     """Why a release is not `released_statistic` of images with these `records` (n, D); empty where it is.
 
     `shown` (R,) are the positions of the images behind its rows; None for a pooled release."""
-    name = type(released_statistic).__name__
+    kind = type(released_statistic).__name__
+    name = STATISTIC_WORDS.get(kind, kind)
     try:
         theirs = released_statistic.release(artifact, images=len(records))
     except FdgsecError as error:

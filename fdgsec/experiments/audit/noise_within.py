@@ -20,7 +20,7 @@ FEWEST = 24
 """Draws of two numbers, in neither of which one was cut, from which they are compared."""
 ALIKE = 0.99
 NUMBERS = 1024
-"""At most so many numbers of a release are compared."""
+"""The largest number of values of a release that are compared."""
 PER_TENSOR = 16
 """Numbers of each tensor of an artifact that has more tensors than styles have."""
 MOST_TENSORS = 4

@@ -221,7 +221,7 @@ def test_rows_that_are_not_of_their_images_give_no_all_clear(vectors: Own, tmp_p
     assert not [row for row in own if row.unread]
     quiet = [row.verdict for row in other if not row.leaks]
     assert quiet
-    assert all("is not PooledStyles of its images" in verdict for verdict in quiet)
+    assert all("is not the pooled style of its images" in verdict for verdict in quiet)
     assert all(verdict.endswith("no evidence of protection") for verdict in quiet)
 
 

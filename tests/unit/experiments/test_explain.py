@@ -9,6 +9,7 @@ import pytest
 from fdgsec.cli import main
 from fdgsec.experiments.claims.catalogue import ledger
 from fdgsec.experiments.explain import MEASUREMENTS, explain
+from fdgsec.experiments.report.words import kind_in_words
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.registry import ATTACKS, DEFENSES, METHODS, TARGETS, resolve
 
@@ -27,10 +28,12 @@ def test_every_attack_is_explained_with_what_it_needs_and_how_it_is_controlled(n
     cls = resolve("attacks", name)
     found = sections(name)
 
-    assert all(kind in found["reads"] for kind in cls.reads)
+    assert all(kind_in_words(kind) in found["reads"] for kind in cls.reads)
     assert all(entry in found["needs"] for entry in cls.needs)
-    assert found["planted control, which it must win"] == inspect.getdoc(cls.positive_control)
-    assert found["shuffled control, in which it must find nothing"] == inspect.getdoc(cls.negative_control)
+    assert found["positive control: planted information that it must find"] == inspect.getdoc(cls.positive_control)
+    assert found["negative control: exchanged messages, in which it must find nothing"] == inspect.getdoc(
+        cls.negative_control
+    )
     assert found["measurements"].split(", ") == list(MEASUREMENTS[name])
     options = found[f"options (--set attacks.{name}.OPTION=VALUE)"]
     assert all(f"{spec.name} = " in options for spec in fields(cls))

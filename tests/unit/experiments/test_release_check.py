@@ -114,7 +114,7 @@ def test_exchanges_of_questions_are_compared_too(own_cache: object):
         for attack in attacks
     )
     assert ten.status == "skipped"
-    assert (ten.reason or "").startswith("not applicable: the release 'style' is not PooledStyles of its images")
+    assert (ten.reason or "").startswith("not applicable: the release 'style' is not the pooled style of its images")
     assert twenty.status == "done"
 
 
@@ -128,18 +128,20 @@ def test_spectra_of_single_images_are_compared(own_cache: object):
         ).attacks[0]
         for method in (CenteredSpectra, CCST)
     )
-    assert (centered.reason or "").startswith("not applicable: the release 'styles' is not MeanSpectra of its images")
+    assert (centered.reason or "").startswith(
+        "not applicable: the release 'styles' is not the mean amplitude spectrum of its images"
+    )
     assert plain.status == "done"
 
 
 @pytest.mark.parametrize(
     ("method", "reason"),
     [
-        (ScaledRows(style="single", encoder="pixels"), "the release 'styles' is not PooledStyles of its images"),
+        (ScaledRows(style="single", encoder="pixels"), "the release 'styles' is not the pooled style of its images"),
         (RowsOfUnknownOrigin(style="single", encoder="pixels"), "state['shared_rows']"),
-        (Medians(encoder="pixels"), "the release 'style' is not PooledStyles of its images"),
-        (Summed(encoder="pixels"), "the release 'style' is not PooledStyles of its images"),
-        (FromTwentyFive(encoder="pixels"), "the release 'style' is not PooledStyles of its images"),
+        (Medians(encoder="pixels"), "the release 'style' is not the pooled style of its images"),
+        (Summed(encoder="pixels"), "the release 'style' is not the pooled style of its images"),
+        (FromTwentyFive(encoder="pixels"), "the release 'style' is not the pooled style of its images"),
     ],
     ids=["scaled rows", "rows of unknown origin", "medians", "parts of a sum", "from 25 images"],
 )

@@ -185,7 +185,7 @@ def test_different_styles_that_are_sent_at_once_are_not_averaged_into_an_all_cle
     ).attacks[0]  # fmt: skip
 
     assert result.status == "skipped"
-    assert "sends several StyleStatistics that differ (style, example0, example1) at once" in result.reason
+    assert "sends several pooled styles that differ (style, example0, example1) at once" in result.reason
 
 
 @dataclass(frozen=True, kw_only=True)
