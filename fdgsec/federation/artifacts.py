@@ -6,17 +6,17 @@ fields). Nothing here can execute code on load."""
 import builtins
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
 import torch
-from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from fdgsec.runtime.errors import ArtifactError
 from fdgsec.runtime.registry import plugins, resolve
-from fdgsec.runtime.tensor_files import read_safetensors
+from fdgsec.runtime.tensor_files import read_safetensors, safetensors_parts
 from fdgsec.runtime.untrusted_text import parse_json_object
 
 SCHEMA = 1
@@ -64,13 +64,38 @@ class Artifact:
 
     def encode(self) -> "builtins.bytes":
         """Serialize to safetensors with a JSON header; equal artifacts give equal bytes."""
+        return b"".join(self.encoded_parts())
+
+    def encoded_parts(self) -> "Iterator[builtins.bytes | memoryview]":
+        """Yield the bytes of `encode` in pieces, tensors as they are in memory."""
         header = {"fdgsec": json.dumps({"kind": self.kind, "schema": SCHEMA}, sort_keys=True)}
-        return save_tensors({name: value.detach().cpu().contiguous() for name, value in self.tensors().items()}, header)
+        return safetensors_parts(self.tensors(), header)
 
     @property
     def sha256(self) -> str:
-        """The hash of the encoded bytes."""
-        return hashlib.sha256(self.encode()).hexdigest()
+        """The hash of the encoded bytes, computed once: a broadcast has many receivers.
+
+        Where a tensor was changed in place since, it is computed anew."""
+        versions = _versions(self.tensors().values())
+        found: tuple[tuple[int, ...], str] | None = self.__dict__.get(_HASHED)
+        if found is not None and found[0] == versions:
+            return found[1]
+        digest = hashlib.sha256()
+        for part in self.encoded_parts():
+            digest.update(part)
+        if versions is not None:
+            self.__dict__[_HASHED] = (versions, digest.hexdigest())
+        return digest.hexdigest()
+
+
+_HASHED = "_hashed"
+"""The attribute of an artifact that remembers its hash."""
+
+
+def _versions(tensors: Iterable[Tensor]) -> tuple[int, ...] | None:
+    """How often each tensor was changed in place; None where torch does not count it."""
+    values = list(tensors)
+    return None if any(value.is_inference() for value in values) else tuple(value._version for value in values)
 
 
 def _expect_dtype(kind: str, name: str, value: Tensor, legal: Sequence[torch.dtype]) -> None:
@@ -83,14 +108,13 @@ def _check_size(kind: str, name: str, value: Tensor, *, largest: float) -> None:
     """Raise ArtifactError for a NaN, an infinity or a number above `largest`. One pass: extremes show all three."""
     if value.numel() == 0:
         return
-    extremes = torch.stack(torch.aminmax(value))
-    if not bool(torch.isfinite(extremes).all()):
+    least, most = (float(extreme) for extreme in torch.aminmax(value))
+    if not (math.isfinite(least) and math.isfinite(most)):
         count = int((~torch.isfinite(value)).sum())
         raise ArtifactError(f"{kind}.{name} has {count} values that are not finite; nothing was accepted.")
-    if float(extremes.abs().max()) > largest:
-        raise ArtifactError(
-            f"{kind}.{name} holds {float(extremes.abs().max()):.4g}; numbers up to {largest:g} are accepted."
-        )
+    size = max(-least, most)
+    if size > largest:
+        raise ArtifactError(f"{kind}.{name} holds {size:.4g}; numbers up to {largest:g} are accepted.")
 
 
 def _check_integers(kind: str, name: str, value: Tensor, *, least: int) -> None:

@@ -140,13 +140,10 @@ class Transcript:
 
     rows: list[Row] = field(default_factory=list)
     payloads: dict[str, Artifact] = field(default_factory=dict)
-    _latest: tuple[Artifact, str] | None = field(default=None, repr=False, compare=False)
 
     def append(self, message: Message, *, keep: bool = True) -> None:
         """Record `message`; without `keep` only its size and hash are stored."""
-        if self._latest is None or self._latest[0] is not message.artifact:  # a broadcast is encoded once
-            self._latest = (message.artifact, message.artifact.sha256)
-        digest = self._latest[1]
+        digest = message.artifact.sha256
         row = (
             message.round,
             message.stage,

@@ -1,5 +1,5 @@
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,9 +39,9 @@ def test_a_broadcast_is_encoded_once_for_all_its_receivers():
     encoded: list[str] = []
 
     class Counted(StyleStatistics):
-        def encode(self) -> bytes:
+        def encoded_parts(self) -> Iterator[bytes | memoryview]:
             encoded.append(self.kind)
-            return super().encode()
+            return super().encoded_parts()
 
     carrier, broadcast = wire(), Counted(mean=torch.ones(2), std=torch.ones(2))
     for number in range(5):
