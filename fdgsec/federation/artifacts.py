@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -86,6 +87,18 @@ class Artifact:
         if versions is not None:
             self.__dict__[_HASHED] = (versions, digest.hexdigest())
         return digest.hexdigest()
+
+    def stored(self) -> "tuple[Artifact, int | None]":
+        """Give the artifact whose payload a transcript stores, and the client whose rows are left out of it, if any."""
+        return self, None
+
+    def without_rows_of(self, owner: int) -> "Artifact":
+        """Leave out the rows of client number `owner`. Raises ArtifactError for a kind whose rows have no owners."""
+        raise ArtifactError(f"{self.kind} has no rows of client {owner} that could be left out.")
+
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> "Artifact":
+        """Replace the tensors that are named."""
+        return replace(self, **tensors)
 
 
 _HASHED = "_hashed"
@@ -194,10 +207,75 @@ class StyleBank(_Style):
     rank: ClassVar[int] = 2
     owner: Tensor
 
+    @cached_property
+    def rows_by_owner(self) -> Mapping[int, Tensor]:
+        """The places of the rows of each owner, in order."""
+        owners, counts = torch.unique(self.owner, return_counts=True)
+        places = torch.argsort(self.owner, stable=True).split(counts.tolist())
+        return dict(zip(owners.tolist(), places, strict=True))
+
+    def styles_of(self, owner: int) -> tuple[Tensor, Tensor] | None:
+        """Give mean and std of the rows of client number `owner`; None if it has none."""
+        rows = self.rows_by_owner.get(owner)
+        return None if rows is None else (self.mean[rows], self.std[rows])
+
     def __post_init__(self) -> None:
         super().__post_init__()
         legal = self.owner.shape == self.mean.shape[:1]
         _expect(legal, self.kind, "mean (R, C), std (R, C), owner (R,)", self.mean, self.std, self.owner)
+
+    def without_rows_of(self, owner: int) -> "StyleBank":
+        """Leave out the rows of client number `owner`, without a copy of the others."""
+        return BankOfOthers(self, owner)
+
+
+class BankOfOthers(StyleBank):
+    """The bank `whole` without the rows of client number `own`: rows are selected when they are read.
+
+    The receivers of one pool without their own rows would hold, and a transcript would store, a copy for each of them.
+    Its bytes, hash and tensors are those of the StyleBank of these rows."""
+
+    whole: StyleBank
+    own: int
+
+    def __init__(self, whole: StyleBank, own: int) -> None:
+        self.whole = whole
+        self.own = own
+
+    def __getattr__(self, name: str) -> Tensor:
+        """Select the rows of the others. `whole` was checked, and so they need not be."""
+        if name not in ("mean", "std", "owner"):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.")
+        value: Tensor = getattr(self.whole, name)
+        return value[self.whole.owner != self.own]
+
+    @property
+    def bytes(self) -> int:
+        """The size of the rows of the others."""
+        rows = len(self.whole.owner)
+        left_out = len(self.whole.rows_by_owner.get(self.own, ()))
+        return self.whole.bytes // rows * (rows - left_out) if rows else 0
+
+    def styles_of(self, owner: int) -> tuple[Tensor, Tensor] | None:
+        """Give those of another client; its own are none of these."""
+        return None if owner == self.own else self.whole.styles_of(owner)
+
+    @property
+    def sha256(self) -> str:
+        """The hash of the encoded bytes, which nobody keeps."""
+        return StyleBank(**self.tensors()).sha256
+
+    def stored(self) -> tuple[Artifact, int | None]:
+        """Give the whole bank, without the client's own rows."""
+        return self.whole, self.own
+
+    def without_rows_of(self, owner: int) -> StyleBank:
+        """Leave out the rows of another client, too."""
+        return StyleBank(**self.tensors()).without_rows_of(owner)
+
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> StyleBank:
+        """Make a bank of its own of these tensors."""
+        return StyleBank(**{**self.tensors(), **tensors})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -346,4 +424,4 @@ def released_numbers(artifact: Artifact) -> Mapping[str, Tensor]:
 def renumbered(artifact: Artifact, change: Callable[[str, Tensor], Tensor]) -> Artifact:
     """A copy of the artifact with `change(name, tensor)` applied to each float tensor; owners stay."""
     floats = {name: value for name, value in artifact.tensors().items() if value.is_floating_point()}
-    return replace(artifact, **{name: change(name, value) for name, value in floats.items()})
+    return artifact.with_tensors({name: change(name, value) for name, value in floats.items()})

@@ -125,7 +125,7 @@ class RoundLoop:
     def _participants(self, names: list[str], number: int) -> tuple[str, ...]:
         count = max(int(self.participation * len(names) + 1e-9), 1)  # 0.29 of 100 clients are 29, not 28
         order = SecretStream(self.key, "participants", number).permutation(len(names))
-        return tuple(sorted((names[int(i)] for i in order[:count]), key=names.index))
+        return tuple(names[place] for place in sorted(order[:count].tolist()))
 
     def _done(
         self,
