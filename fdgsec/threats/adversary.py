@@ -85,9 +85,9 @@ class View:
             artifact = self._averaged(message)
             if message.sender == victim and isinstance(artifact, StyleStatistics | InterpolationStyle):
                 return artifact.mean.unsqueeze(0), artifact.std.unsqueeze(0)
-            rows = artifact.styles_of(number) if isinstance(artifact, StyleBank) else None
-            if rows is not None:
-                return rows
+            listed = artifact.styles_of(number) if isinstance(artifact, StyleBank) else None
+            if listed is not None:
+                return listed
         return None
 
     def artifact(self, victim: str) -> Artifact | None:

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import FunctionType
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ def skeleton(network: Network) -> Network | None:
         return None
     kept, moved = set(network.state_dict()), dict[Tensor, Tensor]()  # tensors are told apart by identity
     for prefix, module in network.named_modules():
-        for table in (module._parameters, module._buffers):
+        for table in cast("tuple[dict[str, Tensor | None], ...]", (module._parameters, module._buffers)):
             for name, value in table.items():
                 if value is not None and _entry(prefix, name) in kept:
                     table[name] = moved[value] = moved.get(value, _without_memory(value))

@@ -17,7 +17,7 @@ from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.engines.processes import ClientStepError, ProcessEngine, forked_workers
 from fdgsec.federation.engines.state import MemoryStates
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, Method, State, StepRequest, Update
+from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, Method, Reply, State, StepRequest, Update
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.training.training_plan import TrainingPlan
@@ -150,7 +150,10 @@ def test_replies_are_handed_over_in_the_order_of_the_clients_and_equal_those_of_
     expected = dict(alone.answers("fit", requests))
     assert list(taken) == list(expected) == [client.name for client in members(*SIZES)]
     for name, reply in expected.items():
-        assert {taken[name].artifacts["model"].sha256, asked[name].artifacts["model"].sha256} == {
+        found = taken[name]
+        assert isinstance(reply, Reply)
+        assert isinstance(found, Reply)
+        assert {each.artifacts["model"].sha256 for each in (reply, found, asked[name])} == {
             reply.artifacts["model"].sha256
         }
 
