@@ -80,9 +80,9 @@ class Watched(GlobalModel):
 
     seen: list[dict[str, int]]
 
-    def module(self) -> Classifier:
+    def module(self, *, layout: torch.memory_format = torch.contiguous_format) -> Classifier:
         """Build the network, load the state, and register the hooks."""
-        network = super().module()
+        network = super().module(layout=layout)
         watch(network, self.seen)
         return network
 

@@ -84,7 +84,7 @@ class Guards:
                 tensors[name] = value.nan_to_num(posinf=0, neginf=0)  # check the rest of the schema
         if not self.schema:
             return
-        if kind_named(artifact.kind) is not type(artifact):
+        if kind_named(artifact.kind) is not type(artifact.stored()[0]):  # a bank of others is part of a bank
             raise ArtifactError(f"{where}: unknown kind; known: {', '.join(KINDS)}.")
         try:
             remade(artifact, tensors)

@@ -16,16 +16,29 @@ import torch
 from torch import Tensor, nn
 
 from fdgsec.federation.artifacts import ModelState, Scores
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, Method, ServerNeeds, State, Update
+from fdgsec.federation.method import (
+    Aggregation,
+    Client,
+    Clock,
+    GlobalModel,
+    Inbox,
+    Method,
+    ServerNeeds,
+    State,
+    Update,
+)
 from fdgsec.federation.release_declarations import VALIDATION, Release
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import TrainingSet
+from fdgsec.nn.training.precision import precision_of
 from fdgsec.nn.training.training_loop import CrossEntropy, Objective, predictions
 from fdgsec.nn.training.training_plan import TrainingPlan, optimizer_memory, optimizer_of, remember
 from fdgsec.runtime.secret_streams import SecretStream
 
 KEPT = "kept/"
 """Prefix, in a client's state, of the model entries that stay with the client."""
+EXACT = 2.0**29
+"""Integers below this times a float32 are exact in float64: 24 and 29 bits."""
 
 
 def averaged(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> dict[str, Tensor]:
@@ -42,9 +55,54 @@ def averaged(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -
     return result
 
 
+@dataclass(eq=False)
+class WeightedMean:
+    """The mean of models by weight, sum_i w_i x_i / sum_i w_i, whose memory does not depend on how many are added.
+
+    Sums run in float64, in the order of the updates, and are divided once; integer counters are those of the first
+    update. Of each update the artifacts in `slots` are averaged, into the entries of `model` with their names; entries
+    that none sent stay."""
+
+    model: GlobalModel
+    server: State
+    slots: Sequence[str] = ("model",)
+    total: float = 0.0
+    dtypes: dict[str, torch.dtype] = field(default_factory=dict)
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    counters: dict[str, Tensor] = field(default_factory=dict)
+
+    def add(self, update: Update) -> None:
+        """Add one update."""
+        entries = {name: value for slot in self.slots for name, value in update.artifacts[slot].tensors().items()}
+        if not self.dtypes:
+            self.dtypes.update({name: value.dtype for name, value in entries.items()})
+            self.counters.update({name: value for name, value in entries.items() if not value.is_floating_point()})
+        self.total += update.weight
+        for name in self.dtypes:
+            if name not in self.counters:
+                self.sums[name] = _plus(self.sums.get(name), entries[name], update.weight)
+
+    def result(self) -> tuple[GlobalModel, State]:
+        """Divide by the sum of the weights."""
+        made = {name: value.clone() for name, value in self.counters.items()}
+        made |= {name: (value / self.total).to(self.dtypes[name]) for name, value in self.sums.items()}
+        return self.model.with_state({**self.model.state.state, **made}), self.server
+
+
+def _plus(total: Tensor | None, value: Tensor, weight: float) -> Tensor:
+    """Add weight x value to a float64 sum, in place; the product is rounded, then the sum."""
+    if total is not None and value.dtype is torch.float32 and weight.is_integer() and weight < EXACT:
+        return total.add_(value, alpha=weight)  # the product is exact, so that a fused step gives the same
+    product = value.to(torch.float64, copy=True).mul_(weight)
+    return product if total is None else total.add_(product)
+
+
 def detached(network: nn.Module) -> dict[str, Tensor]:
-    """Copy a network's state to the CPU, free of its graph."""
-    return {name: value.detach().cpu().clone() for name, value in network.state_dict().items()}
+    """Copy a network's state to the CPU, free of its graph, in the layout in which it is hashed and sent."""
+    return {
+        name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, value in network.state_dict().items()
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +176,8 @@ class FedAvg(Method):
 
     def start(self, client: Client, *, model: GlobalModel, state: State) -> Classifier:
         """The network that local training starts from: the received model with the entries that the client kept."""
-        network = model.module()
+        device = torch.device(model.blueprint.device)
+        network = model.module(layout=precision_of(device, model.blueprint.backbone, wanted=self.plan.precision).layout)
         own = {name.removeprefix(KEPT): value for name, value in state.items() if name.startswith(KEPT)}
         if own:
             network.load_state_dict(own, strict=False)
@@ -181,11 +240,15 @@ class FedAvg(Method):
     def aggregate(
         self, updates: Mapping[str, Update], *, scores: Mapping[str, Scores], model: GlobalModel, server: State
     ) -> tuple[GlobalModel, State]:
-        """w = sum_i (n_i / n) w_i over the participants; entries that no client sent are unchanged."""
-        total = sum(update.weight for update in updates.values())
-        weights = [update.weight / total for update in updates.values()]
-        states = [update.artifacts["model"].tensors() for update in updates.values()]
-        return model.with_state({**model.state.state, **averaged(states, weights)}), server
+        """w = sum_i n_i w_i / n over the participants; entries that no client sent are unchanged."""
+        mean = self.aggregation(model=model, server=server)
+        for update in updates.values():
+            mean.add(update)
+        return mean.result()
+
+    def aggregation(self, *, model: GlobalModel, server: State) -> Aggregation:
+        """The same mean of models as they come."""
+        return WeightedMean(model=model, server=server)
 
     def weigh(self, scores: Mapping[str, Scores], *, server: State, clock: Clock) -> State:
         """Store the mean source-validation accuracy of this round (mean over clients, as in CCST)."""

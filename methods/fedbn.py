@@ -13,17 +13,17 @@ Differs from the paper: a client that first takes part after round 0 starts from
 receives. Validation (`select="validation"`) evaluates the global model, which is also the tested one. A network without
 batch norm (`--norm group`, SqueezeNet) is refused, because nothing would be local and the run would equal FedAvg."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import nn
 
-from fdgsec.federation.artifacts import ModelState, Scores
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, ServerNeeds, State, Update
+from fdgsec.federation.artifacts import ModelState
+from fdgsec.federation.method import Aggregation, Client, Clock, GlobalModel, Inbox, ServerNeeds, State
 from fdgsec.federation.release_declarations import Release
-from fdgsec.methods.fedavg import KEPT, FedAvg
+from fdgsec.methods.fedavg import KEPT, FedAvg, WeightedMean
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import TrainingSet
 from fdgsec.runtime.errors import UsageError
@@ -95,14 +95,7 @@ class FedBN(FedAvg):
         norm = {name: state[KEPT + name] for name in sorted(self.kept_entries(network))}
         return {**sent, "norm": ModelState(state=norm)}, state
 
-    def aggregate(
-        self, updates: Mapping[str, Update], *, scores: Mapping[str, Scores], model: GlobalModel, server: State
-    ) -> tuple[GlobalModel, State]:
+    def aggregation(self, *, model: GlobalModel, server: State) -> Aggregation:
         """Average all sent entries; the others are unchanged."""
-        made, server = super().aggregate(updates, scores=scores, model=model, server=server)
-        if self.unseen == "initial":
-            return made, server
-        only = {
-            name: replace(update, artifacts={"model": update.artifacts["norm"]}) for name, update in updates.items()
-        }
-        return super().aggregate(only, scores=scores, model=made, server=server)
+        slots = ("model",) if self.unseen == "initial" else ("model", "norm")
+        return WeightedMean(model=model, server=server, slots=slots)

@@ -29,7 +29,7 @@ from fdgsec.federation.artifacts import ImageStyles, StyleBank
 from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Inbox, ServerNeeds, State
 from fdgsec.federation.release_declarations import Release
 from fdgsec.federation.released_statistics import PooledStyles
-from fdgsec.federation.style_banks import artifact_in, stack_styles, without_owner
+from fdgsec.federation.style_banks import artifact_in, stack_styles
 from fdgsec.federation.wire import number_of
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.networks.classifiers import IMAGENET_MEAN, IMAGENET_STD, Classifier
@@ -189,7 +189,7 @@ class FedCCRL(FedAvg):
     ) -> tuple[Mapping[str, Inbox], State]:
         """Eq. (10) and below: join all rows into the pool, and send each client the pool without its own rows."""
         pool = stack_styles(shared, "statistics", ImageStyles)
-        return {name: {"pool": without_owner(pool, number_of(name))} for name in shared}, server
+        return {name: {"pool": pool.without_rows_of(number_of(name))} for name in shared}, server
 
     def objective(
         self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator

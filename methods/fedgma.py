@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fdgsec.federation.artifacts import Scores
 from fdgsec.federation.method import GlobalModel, ServerNeeds, State, Update
-from fdgsec.methods.fedavg import FedAvg, averaged
+from fdgsec.methods.fedavg import FedAvg
 from fdgsec.runtime.errors import UsageError
 
 
@@ -65,7 +65,8 @@ class FedGMA(FedAvg):
         total = sum(update.weight for update in updates.values())
         weights = [update.weight / total for update in updates.values()]
         states = [update.artifacts["model"].tensors() for update in updates.values()]
-        made = averaged(states, weights)
+        mean, server = super().aggregate(updates, scores=scores, model=model, server=server)
+        made = dict(mean.state.state)
         parameters = {name for name, _ in model.module().named_parameters()}
         for name, before in model.state.state.items():
             if before.is_floating_point() and (self.released or name in parameters):

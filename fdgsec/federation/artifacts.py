@@ -6,17 +6,18 @@ fields). Nothing here can execute code on load."""
 import builtins
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import ClassVar
 
 import torch
-from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from fdgsec.runtime.errors import ArtifactError
 from fdgsec.runtime.registry import plugins, resolve
-from fdgsec.runtime.tensor_files import read_safetensors
+from fdgsec.runtime.tensor_files import read_safetensors, safetensors_parts
 from fdgsec.runtime.untrusted_text import parse_json_object
 
 SCHEMA = 1
@@ -64,13 +65,50 @@ class Artifact:
 
     def encode(self) -> "builtins.bytes":
         """Serialize to safetensors with a JSON header; equal artifacts give equal bytes."""
+        return b"".join(self.encoded_parts())
+
+    def encoded_parts(self) -> "Iterator[builtins.bytes | memoryview]":
+        """Yield the bytes of `encode` in pieces, tensors as they are in memory."""
         header = {"fdgsec": json.dumps({"kind": self.kind, "schema": SCHEMA}, sort_keys=True)}
-        return save_tensors({name: value.detach().cpu().contiguous() for name, value in self.tensors().items()}, header)
+        return safetensors_parts(self.tensors(), header)
 
     @property
     def sha256(self) -> str:
-        """The hash of the encoded bytes."""
-        return hashlib.sha256(self.encode()).hexdigest()
+        """The hash of the encoded bytes, computed once: a broadcast has many receivers.
+
+        Where a tensor was changed in place since, it is computed anew."""
+        versions = _versions(self.tensors().values())
+        found: tuple[tuple[int, ...], str] | None = self.__dict__.get(_HASHED)
+        if found is not None and found[0] == versions:
+            return found[1]
+        digest = hashlib.sha256()
+        for part in self.encoded_parts():
+            digest.update(part)
+        if versions is not None:
+            self.__dict__[_HASHED] = (versions, digest.hexdigest())
+        return digest.hexdigest()
+
+    def stored(self) -> "tuple[Artifact, int | None]":
+        """Give the artifact whose payload a transcript stores, and the client whose rows are left out of it, if any."""
+        return self, None
+
+    def without_rows_of(self, owner: int) -> "Artifact":
+        """Leave out the rows of client number `owner`. Raises ArtifactError for a kind whose rows have no owners."""
+        raise ArtifactError(f"{self.kind} has no rows of client {owner} that could be left out.")
+
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> "Artifact":
+        """Replace the tensors that are named."""
+        return replace(self, **tensors)
+
+
+_HASHED = "_hashed"
+"""The attribute of an artifact that remembers its hash."""
+
+
+def _versions(tensors: Iterable[Tensor]) -> tuple[int, ...] | None:
+    """How often each tensor was changed in place; None where torch does not count it."""
+    values = list(tensors)
+    return None if any(value.is_inference() for value in values) else tuple(value._version for value in values)
 
 
 def _expect_dtype(kind: str, name: str, value: Tensor, legal: Sequence[torch.dtype]) -> None:
@@ -83,14 +121,13 @@ def _check_size(kind: str, name: str, value: Tensor, *, largest: float) -> None:
     """Raise ArtifactError for a NaN, an infinity or a number above `largest`. One pass: extremes show all three."""
     if value.numel() == 0:
         return
-    extremes = torch.stack(torch.aminmax(value))
-    if not bool(torch.isfinite(extremes).all()):
+    least, most = (float(extreme) for extreme in torch.aminmax(value))
+    if not (math.isfinite(least) and math.isfinite(most)):
         count = int((~torch.isfinite(value)).sum())
         raise ArtifactError(f"{kind}.{name} has {count} values that are not finite; nothing was accepted.")
-    if float(extremes.abs().max()) > largest:
-        raise ArtifactError(
-            f"{kind}.{name} holds {float(extremes.abs().max()):.4g}; numbers up to {largest:g} are accepted."
-        )
+    size = max(-least, most)
+    if size > largest:
+        raise ArtifactError(f"{kind}.{name} holds {size:.4g}; numbers up to {largest:g} are accepted.")
 
 
 def _check_integers(kind: str, name: str, value: Tensor, *, least: int) -> None:
@@ -170,10 +207,75 @@ class StyleBank(_Style):
     rank: ClassVar[int] = 2
     owner: Tensor
 
+    @cached_property
+    def rows_by_owner(self) -> Mapping[int, Tensor]:
+        """The places of the rows of each owner, in order."""
+        owners, counts = torch.unique(self.owner, return_counts=True)
+        places = torch.argsort(self.owner, stable=True).split(counts.tolist())
+        return dict(zip(owners.tolist(), places, strict=True))
+
+    def styles_of(self, owner: int) -> tuple[Tensor, Tensor] | None:
+        """Give mean and std of the rows of client number `owner`; None if it has none."""
+        rows = self.rows_by_owner.get(owner)
+        return None if rows is None else (self.mean[rows], self.std[rows])
+
     def __post_init__(self) -> None:
         super().__post_init__()
         legal = self.owner.shape == self.mean.shape[:1]
         _expect(legal, self.kind, "mean (R, C), std (R, C), owner (R,)", self.mean, self.std, self.owner)
+
+    def without_rows_of(self, owner: int) -> "StyleBank":
+        """Leave out the rows of client number `owner`, without a copy of the others."""
+        return BankOfOthers(self, owner)
+
+
+class BankOfOthers(StyleBank):
+    """The bank `whole` without the rows of client number `own`: rows are selected when they are read.
+
+    The receivers of one pool without their own rows would hold, and a transcript would store, a copy for each of them.
+    Its bytes, hash and tensors are those of the StyleBank of these rows."""
+
+    whole: StyleBank
+    own: int
+
+    def __init__(self, whole: StyleBank, own: int) -> None:
+        self.whole = whole
+        self.own = own
+
+    def __getattr__(self, name: str) -> Tensor:
+        """Select the rows of the others. `whole` was checked, and so they need not be."""
+        if name not in ("mean", "std", "owner"):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.")
+        value: Tensor = getattr(self.whole, name)
+        return value[self.whole.owner != self.own]
+
+    @property
+    def bytes(self) -> int:
+        """The size of the rows of the others."""
+        rows = len(self.whole.owner)
+        left_out = len(self.whole.rows_by_owner.get(self.own, ()))
+        return self.whole.bytes // rows * (rows - left_out) if rows else 0
+
+    def styles_of(self, owner: int) -> tuple[Tensor, Tensor] | None:
+        """Give those of another client; its own are none of these."""
+        return None if owner == self.own else self.whole.styles_of(owner)
+
+    @property
+    def sha256(self) -> str:
+        """The hash of the encoded bytes, which nobody keeps."""
+        return StyleBank(**self.tensors()).sha256
+
+    def stored(self) -> tuple[Artifact, int | None]:
+        """Give the whole bank, without the client's own rows."""
+        return self.whole, self.own
+
+    def without_rows_of(self, owner: int) -> StyleBank:
+        """Leave out the rows of another client, too."""
+        return StyleBank(**self.tensors()).without_rows_of(owner)
+
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> StyleBank:
+        """Make a bank of its own of these tensors."""
+        return StyleBank(**{**self.tensors(), **tensors})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -322,4 +424,4 @@ def released_numbers(artifact: Artifact) -> Mapping[str, Tensor]:
 def renumbered(artifact: Artifact, change: Callable[[str, Tensor], Tensor]) -> Artifact:
     """A copy of the artifact with `change(name, tensor)` applied to each float tensor; owners stay."""
     floats = {name: value for name, value in artifact.tensors().items() if value.is_floating_point()}
-    return replace(artifact, **{name: change(name, value) for name, value in floats.items()})
+    return artifact.with_tensors({name: change(name, value) for name, value in floats.items()})

@@ -164,7 +164,7 @@ class Checkpoints:
     def _append(self, transcript: Transcript, ledger: Ledger) -> None:
         """Write what the transcript and the ledger have gained since the last time, in a part of their own."""
         rows, entries, restated = self._counts
-        lines = [json.dumps(row.__dict__) for row in transcript.rows[rows:]]
+        lines = [json.dumps(row.document()) for row in transcript.rows[rows:]]
         self._rows = [*self._rows, self._put("\n".join(lines).encode())]
         costs = {
             "entries": [_plain(each) for each in ledger.entries[entries:]],
@@ -202,7 +202,9 @@ class Checkpoints:
         return None if model is None else self._tensors(model.state.state)
 
     def _artifact(self, artifact: Artifact) -> dict[str, Any]:
-        return {"sha256": self._put(artifact.encode()), "order": list(artifact.tensors())}
+        if artifact.sha256 not in self._written:  # an exchange may have given the same to everybody
+            self._put(artifact.encode())
+        return {"sha256": artifact.sha256, "order": list(artifact.tensors())}
 
     def _drop(self) -> None:
         """Delete rounds before the newest ones, and contents that none of these names."""
@@ -223,12 +225,12 @@ class Checkpoints:
         if told["key"] != self.key or told["round"] != number:
             raise ValueError(f"{self._index(number).name} is of another run or round")
         transcript = self._transcript(told["rows"], told["payloads"])
-        ledger = self._ledger(told["costs"])
+        ledger, held = self._ledger(told["costs"]), dict[str, Artifact]()
         loop = LoopState(
             round=number, names=tuple(told["names"]), model=self._model_read(told["model"], blueprint),
             server=self._tensors_read(told["server"]),
             inboxes={
-                name: {slot: self._artifact_read(each) for slot, each in inbox.items()}
+                name: {slot: self._artifact_read(each, held) for slot, each in inbox.items()}
                 for name, inbox in told["inboxes"].items()
             },
         )  # fmt: skip
@@ -263,8 +265,12 @@ class Checkpoints:
             return None
         return GlobalModel(blueprint=blueprint, state=ModelState(state=self._tensors_read(told)))
 
-    def _artifact_read(self, told: Mapping[str, Any]) -> Artifact:
-        artifact = decode(self._content(told["sha256"]), source=f"objects/{told['sha256'][:12]}")
+    def _artifact_read(self, told: Mapping[str, Any], held: dict[str, Artifact]) -> Artifact:
+        """Read an artifact, or take it from `held` where another client received the same."""
+        digest = told["sha256"]
+        if digest not in held:
+            held[digest] = decode(self._content(digest), source=f"objects/{digest[:12]}")
+        artifact = held[digest]
         if not isinstance(artifact, ModelState):
             return artifact
         return type(artifact)(state={name: artifact.state[name] for name in told["order"]})

@@ -5,9 +5,10 @@ step is a pure function of its arguments. A client's memory is its `state`, a di
 the server's memory is `server`, likewise a dict of tensors."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol, Self
+from functools import lru_cache
+from typing import Literal, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from fdgsec.federation.artifacts import Artifact, ModelState, Scores
 from fdgsec.federation.release_declarations import TRAINED_MODEL, Release
 from fdgsec.federation.released_statistics import ReleasedStatistic
 from fdgsec.nn.networks.classifiers import Classifier, build_classifier
+from fdgsec.nn.networks.loaded_copies import loaded_copy, skeleton
 from fdgsec.nn.training.training_loop import CrossEntropy, Objective, Trainer, epochs
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.privacy.accounting import Use
@@ -87,6 +89,16 @@ class Blueprint:
         return plain if self.remodel is None else self.remodel(plain, rng)
 
 
+def _undrawn(blueprint: Blueprint) -> Classifier:
+    return blueprint.network(stream(0, "world", "blueprint"), drawn=False)
+
+
+@lru_cache(maxsize=4)
+def _skeleton(blueprint: Blueprint) -> Classifier | None:
+    """The network of which all others of this blueprint are copies; None where it cannot be copied."""
+    return skeleton(_undrawn(blueprint))
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GlobalModel:
     """The global model of the federation: a blueprint and a state."""
@@ -94,10 +106,16 @@ class GlobalModel:
     blueprint: Blueprint
     state: ModelState
 
-    def module(self) -> Classifier:
-        """Build the network and load the state."""
-        network = self.blueprint.network(stream(0, "world", "blueprint"), drawn=False)
-        network.load_state_dict(dict(self.state.state))
+    def module(self, *, layout: torch.memory_format = torch.contiguous_format) -> Classifier:
+        """Make a new network with the state, in the memory layout in which it is used next.
+
+        Networks of the same blueprint are copies of one that is built once."""
+        built = _skeleton(self.blueprint)
+        network = None if built is None else loaded_copy(built, self.state.state, layout=layout)
+        if network is None:
+            network = _undrawn(self.blueprint)
+            network.load_state_dict(dict(self.state.state))
+            network.to(memory_format=layout)
         return network.to(self.blueprint.device)
 
     def with_state(self, state: Mapping[str, Tensor]) -> "GlobalModel":
@@ -129,6 +147,18 @@ class ServerNeeds:
 
 NAMED = ServerNeeds(uploads="named", because="nothing says that its server can do with less")
 """The assumption for a method that declares nothing."""
+
+
+class Aggregation(Protocol):
+    """Aggregates the updates of a round one by one, in the order of the participants, so that none is kept."""
+
+    def add(self, update: Update) -> None:
+        """Take the next update in."""
+        ...
+
+    def result(self) -> tuple[GlobalModel, State]:
+        """Give the next global model, and the server's state."""
+        ...
 
 
 class Method(ABC):
@@ -278,6 +308,13 @@ class Method(ABC):
     ) -> tuple[GlobalModel, State]:
         """Compute the next global model."""
 
+    def aggregation(self, *, model: GlobalModel, server: State) -> Aggregation | None:
+        """Aggregate updates as they come instead, to the same result; None if `aggregate` needs all of them at once.
+
+        A class that overrides `aggregate` or `exhibits` and does not declare this anew counts as needing them
+        (fdgsec.federation.server_needs)."""
+        return None
+
     def weigh(self, scores: Mapping[str, Scores], *, server: State, clock: Clock) -> State:
         """Update the server state with the scores of a review after aggregation."""
         return server
@@ -326,4 +363,13 @@ class Engine(Protocol):
 
     def ask(self, step: Step, requests: Mapping[str, StepRequest]) -> tuple[Mapping[str, Reply], Mapping[str, str]]:
         """Run `step` on each named client; return the replies and, for clients that failed, the reason."""
+        ...
+
+
+@runtime_checkable
+class AnswersInTurn(Protocol):
+    """An engine that can hand over each reply before the next client begins, so that they need not be held."""
+
+    def answers(self, step: Step, requests: Mapping[str, StepRequest]) -> Iterator[tuple[str, Reply | str]]:
+        """Run `step` on each named client, in the order of `clients`; yield its reply, or why it failed."""
         ...

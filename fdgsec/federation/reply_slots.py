@@ -87,7 +87,7 @@ class Slot:
 
 def remade(artifact: Artifact, tensors: dict[str, Tensor]) -> Artifact:
     """Make an artifact of the same kind with other tensors. Raises ArtifactError where they break its schema."""
-    return type(artifact)(state=tensors) if isinstance(artifact, ModelState) else type(artifact)(**tensors)
+    return type(artifact)(state=tensors) if isinstance(artifact, ModelState) else artifact.with_tensors(tensors)
 
 
 def _signature(artifact: Artifact) -> Signature:

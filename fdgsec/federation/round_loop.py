@@ -2,12 +2,14 @@
 
 docs/design.md walks eight methods through it on paper."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from fdgsec.federation.artifacts import Artifact, Scores
 from fdgsec.federation.method import (
     NUMBERS,
+    Aggregation,
+    AnswersInTurn,
     Clock,
     Engine,
     GlobalModel,
@@ -21,6 +23,7 @@ from fdgsec.federation.method import (
 )
 from fdgsec.federation.participation import ClientFailedError, Failure, RoundParticipation
 from fdgsec.federation.reply_checks import SCORES, differing_replies, objection, select_scores
+from fdgsec.federation.server_needs import aggregation_of
 from fdgsec.federation.wire import SERVER, Message, Upload, Wire
 from fdgsec.runtime.errors import ArtifactError, UsageError, message_line
 from fdgsec.runtime.random_streams import stream
@@ -122,7 +125,7 @@ class RoundLoop:
     def _participants(self, names: list[str], number: int) -> tuple[str, ...]:
         count = max(int(self.participation * len(names) + 1e-9), 1)  # 0.29 of 100 clients are 29, not 28
         order = SecretStream(self.key, "participants", number).permutation(len(names))
-        return tuple(sorted((names[int(i)] for i in order[:count]), key=names.index))
+        return tuple(names[place] for place in sorted(order[:count].tolist()))
 
     def _done(
         self,
@@ -252,7 +255,11 @@ class RoundLoop:
         if model is None:
             return {}
         sent = self._deliver(clock, "model", {name: {"model": model.state} for name in clock.participants})
-        return {name: model.with_state(inbox["model"].tensors()) for name, inbox in sent.items()}
+        held: dict[int, GlobalModel] = {}  # what is the same for many receivers is one object, checked once
+        for inbox in sent.values():
+            state = inbox["model"]
+            held.setdefault(id(state), model if state is model.state else model.with_state(state.tensors()))
+        return {name: held[id(inbox["model"])] for name, inbox in sent.items()}
 
     def _exchange(
         self, attendance: RoundParticipation, received: Mapping[str, GlobalModel], server: State
@@ -282,13 +289,14 @@ class RoundLoop:
             name: StepRequest(clock=clock, model=received[name], inbox=inboxes.get(name, {}))
             for name in clock.participants
         }
-        uploads, attendance = self._done("fit", requests, attendance, model=model)
-        updates: Mapping[str, Update] = {name: _received(upload, self.method) for name, upload in uploads.items()}
-        scores: Mapping[str, Scores] = {}
         held = model  # the model that reviewers have; they get a newer one only as an exhibit
-        if self.method.reviews == "before":
-            updates, scores = self._judged(attendance, updates, model, server)
-        model, server = self.method.aggregate(updates, scores=scores, model=model, server=server)
+        aggregation = self._aggregation(model, server)
+        if aggregation is not None:
+            updates = self._added(aggregation, requests, attendance)
+            model, server = aggregation.result()
+        else:
+            updates, attendance, scores = self._updates(requests, attendance, model, server)
+            model, server = self.method.aggregate(updates, scores=scores, model=model, server=server)
         if self.method.reviews == "after":
             reviews, _, attendance = self._review(attendance, updates, model, server, held=held)
             server = self.method.weigh(reviews, server=server, clock=attendance.clock)
@@ -297,6 +305,48 @@ class RoundLoop:
             report = RoundReport(round=clock.round, rounds=self.rounds, metrics=metrics, server=server)
             self.on_round(report, model)
         return model, server
+
+    def _aggregation(self, model: GlobalModel, server: State) -> Aggregation | None:
+        """How updates are aggregated one by one, so that none is held; None where something needs all at once.
+
+        Policies and filters process all of a round's uploads, comparing replies takes all of them, and a review before
+        aggregation shows them to peers; the rest is up to the method."""
+        together = self.quorum < 1 or self.checked or self.wire.policies or self.wire.filters
+        if together or self.method.reviews == "before":
+            return None
+        return aggregation_of(self.method, model=model, server=server)
+
+    def _added(
+        self, aggregation: Aggregation, requests: Mapping[str, StepRequest], attendance: RoundParticipation
+    ) -> Mapping[str, Update]:
+        """Deliver each update, add it, and give what is left of them: weights and metrics."""
+        known: dict[str, Update] = {}
+        for name, answer in _answers(self.engine, "fit", requests):
+            if not isinstance(answer, Reply):
+                self._without(attendance, "fit", {name: answer})  # raises: every client is needed
+                continue
+            uploads = self._collected(attendance.clock, STAGES["fit"], {name: answer})
+            update = _received(uploads[name], self.method)
+            aggregation.add(update)
+            known[name] = replace(update, artifacts={})
+        missing = [name for name in requests if name not in known]
+        self._without(attendance, "fit", dict.fromkeys(missing, "no reply came"))
+        return known
+
+    def _updates(
+        self,
+        requests: Mapping[str, StepRequest],
+        attendance: RoundParticipation,
+        model: GlobalModel,
+        server: State,
+    ) -> tuple[Mapping[str, Update], RoundParticipation, Mapping[str, Scores]]:
+        """Deliver all updates, with the scores of a review where the method has one before aggregation."""
+        uploads, attendance = self._done("fit", requests, attendance, model=model)
+        updates: Mapping[str, Update] = {name: _received(upload, self.method) for name, upload in uploads.items()}
+        scores: Mapping[str, Scores] = {}
+        if self.method.reviews == "before":
+            updates, scores = self._judged(attendance, updates, model, server)
+        return updates, attendance, scores
 
     def _judged(
         self, attendance: RoundParticipation, updates: Mapping[str, Update], model: GlobalModel, server: State
@@ -339,6 +389,19 @@ class RoundLoop:
                 raise ClientFailedError(f"{name} answered a review with {received.kind}; Scores were expected.")
             scores[name] = received
         return scores, shown, among
+
+
+def _answers(engine: Engine, step: Step, requests: Mapping[str, StepRequest]) -> Iterator[tuple[str, Reply | str]]:
+    """Each client's reply, or why it failed, in the order of the requests."""
+    if isinstance(engine, AnswersInTurn):
+        yield from engine.answers(step, requests)
+        return
+    replies, failures = engine.ask(step, requests)
+    for name in requests:
+        if name in failures:
+            yield name, failures[name]
+        elif name in replies:
+            yield name, replies[name]
 
 
 def _sent(stage: str, reply: Reply) -> dict[str, Artifact]:

@@ -2,9 +2,11 @@
 
 from typing import Protocol, runtime_checkable
 
-from fdgsec.federation.method import NAMED, Method, ServerNeeds
+from fdgsec.federation.method import NAMED, Aggregation, GlobalModel, Method, ServerNeeds, State
 
 SERVER_STEPS = ("combine", "exhibits", "aggregate", "weigh")
+READ_UPDATES = ("exhibits", "aggregate")
+"""The server steps that are given all updates of a round."""
 
 
 def needs_of(method: Method) -> ServerNeeds:
@@ -15,6 +17,17 @@ def needs_of(method: Method) -> ServerNeeds:
         if any(step in vars(cls) for step in SERVER_STEPS):
             break
     return NAMED
+
+
+def aggregation_of(method: Method, *, model: GlobalModel, server: State) -> Aggregation | None:
+    """How `method` aggregates updates one by one; None for a class that overrides a step that reads all of them and
+    does not declare anew that it can do without."""
+    for cls in type(method).__mro__:
+        if "aggregation" in vars(cls):
+            return method.aggregation(model=model, server=server)
+        if any(step in vars(cls) for step in READ_UPDATES):
+            break
+    return None
 
 
 @runtime_checkable

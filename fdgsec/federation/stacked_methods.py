@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Literal, Self, TypeVar, cast
 import torch
 
 from fdgsec.federation.artifacts import Scores
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, Method, State, Update
+from fdgsec.federation.method import Aggregation, Client, Clock, GlobalModel, Inbox, Method, State, Update
 from fdgsec.federation.release_declarations import Release
+from fdgsec.federation.server_needs import aggregation_of
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.training_loop import Objective
 from fdgsec.runtime.errors import UsageError
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 PREFIX = "local."
-BELOW = ("training_set", "kept_entries", "start", "fit", "results", "exhibits", "review", "aggregate", "weigh")
+BELOW = (
+    "training_set", "kept_entries", "start", "fit", "results", "exhibits", "review", "aggregate", "aggregation",
+    "weigh",
+)  # fmt: skip
 """Steps of the base method only: a method that changes one of them cannot be a local method."""
 
 
@@ -212,9 +216,31 @@ class Stacked(Method):
         made, memory = self.base.aggregate(updates, scores=scores, model=model, server=_below(server))
         return made, _joined(memory, _above(server))
 
+    def aggregation(self, *, model: GlobalModel, server: State) -> Aggregation | None:
+        """Aggregate as the base method."""
+        below = aggregation_of(self.base, model=model, server=_below(server))
+        return None if below is None else _JoinedAggregation(below=below, above=_above(server))
+
     def weigh(self, scores: Mapping[str, Scores], *, server: State, clock: Clock) -> State:
         """Weigh as the base method."""
         return _joined(self.base.weigh(scores, server=_below(server), clock=clock), _above(server))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _JoinedAggregation:
+    """The aggregation of the base method, with the server's memory of the local method put back beside its own."""
+
+    below: Aggregation
+    above: State
+
+    def add(self, update: Update) -> None:
+        """Add one update."""
+        self.below.add(update)
+
+    def result(self) -> tuple[GlobalModel, State]:
+        """The base method's model, and both memories."""
+        made, memory = self.below.result()
+        return made, _joined(memory, self.above)
 
 
 def _below(entries: Mapping[str, T]) -> Mapping[str, T]:

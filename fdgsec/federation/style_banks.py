@@ -33,12 +33,6 @@ def stack_styles(
     return StyleBank(mean=torch.cat(means), std=torch.cat(stds), owner=_owners(list(sent), means))
 
 
-def without_owner(bank: StyleBank, owner: int) -> StyleBank:
-    """Leave out the rows of client number `owner`."""
-    others = bank.owner != owner
-    return StyleBank(mean=bank.mean[others], std=bank.std[others], owner=bank.owner[others])
-
-
 def stack_spectra(shared: Mapping[str, Mapping[str, Artifact]], slot: str) -> Amplitudes:
     """Stack the spectra that clients sent in `slot`, every row owned by its sender, in the order of their numbers.
 

@@ -88,7 +88,10 @@ Guard = Callable[[Message], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One line of the transcript: sender, receiver, kind, size and payload hash of a message."""
+    """One line of the transcript: sender, receiver, kind, size and payload hash of a message.
+
+    `omits` is the number of a client whose rows of the payload were left out: what many receive without their own rows
+    is stored once."""
 
     round: int
     stage: str
@@ -98,13 +101,27 @@ class Row:
     bytes: int
     sha256: str
     link: str
+    omits: int | None = None
+
+    def document(self) -> dict[str, str | int]:
+        """The fields of its line; `omits` is written where something is left out."""
+        return {name: value for name, value in self.__dict__.items() if value is not None}
+
+    def linked(self) -> Sequence[str | int]:
+        """The fields that the hash chain covers."""
+        return [value for name, value in self.document().items() if name != "link"]
+
+    @property
+    def content(self) -> str:
+        """Tell contents apart: the payload, and what is left out of it."""
+        return self.sha256 if self.omits is None else f"{self.sha256} without {self.omits}"
 
 
 def _row(line: bytes, source: str) -> Row:
     """Read one line of a transcript. Raises ArtifactError."""
     told = parse_json_object(line, source=source, error=ArtifactError)
-    kinds = {"round": int, "bytes": int}
-    if told.keys() != Row.__dataclass_fields__.keys() or any(
+    kinds = {"round": int, "bytes": int, "omits": int}
+    if told.keys() | {"omits"} != Row.__dataclass_fields__.keys() or any(
         type(value) is not kinds.get(name, str) for name, value in told.items()
     ):
         raise ArtifactError(f"{source} is no row of a transcript; it was altered.")
@@ -140,30 +157,17 @@ class Transcript:
 
     rows: list[Row] = field(default_factory=list)
     payloads: dict[str, Artifact] = field(default_factory=dict)
-    _latest: tuple[Artifact, str] | None = field(default=None, repr=False, compare=False)
 
     def append(self, message: Message, *, keep: bool = True) -> None:
         """Record `message`; without `keep` only its size and hash are stored."""
-        if self._latest is None or self._latest[0] is not message.artifact:  # a broadcast is encoded once
-            self._latest = (message.artifact, message.artifact.sha256)
-        digest = self._latest[1]
-        row = (
-            message.round,
-            message.stage,
-            message.sender,
-            message.receiver,
-            message.artifact.kind,
-            message.artifact.bytes,
-            digest,
-        )
-        self.rows.append(
-            Row(
-                round=row[0], stage=row[1], sender=row[2], receiver=row[3], kind=row[4], bytes=row[5], sha256=digest,
-                link=_link(self.sha256, row),
-            )
+        payload, omits = message.artifact.stored()
+        row = Row(
+            round=message.round, stage=message.stage, sender=message.sender, receiver=message.receiver,
+            kind=message.artifact.kind, bytes=message.artifact.bytes, sha256=payload.sha256, link="", omits=omits,
         )  # fmt: skip
+        self.rows.append(replace(row, link=_link(self.sha256, row.linked())))
         if keep:
-            self.payloads[digest] = message.artifact
+            self.payloads[row.sha256] = payload
 
     @property
     def sha256(self) -> str:
@@ -179,17 +183,18 @@ class Transcript:
         sent: dict[str, dict[tuple[int, str], dict[tuple[str, str], set[str]]]] = {}
         for row in self.rows if seen is None else filter(seen, self.rows):
             exchange = sent.setdefault(row.kind, {}).setdefault((row.round, row.stage), {})
-            exchange.setdefault((row.sender, row.receiver), set()).add(row.sha256)
+            exchange.setdefault((row.sender, row.receiver), set()).add(row.content)
         return {kind: _different(kind, exchanges) for kind, exchanges in sent.items()}
 
     def messages(self) -> Iterator[Message]:
         """Yield the messages whose payload was kept, in order."""
         for row in self.rows:
-            if row.sha256 in self.payloads:
+            payload = self.payloads.get(row.sha256)
+            if payload is not None:
+                artifact = payload if row.omits is None else payload.without_rows_of(row.omits)
                 yield Message(
-                    round=row.round, stage=row.stage, sender=row.sender, receiver=row.receiver,
-                    artifact=self.payloads[row.sha256],
-                )  # fmt: skip
+                    round=row.round, stage=row.stage, sender=row.sender, receiver=row.receiver, artifact=artifact
+                )
 
     def save(self, folder: Path) -> None:
         """Write payloads by content, then the index, so that an interrupted save leaves no index.
@@ -199,7 +204,7 @@ class Transcript:
             target = folder / "payloads" / f"{digest}.safetensors"
             if not target.exists():
                 write_atomic(target, artifact.encode(), synced=False)
-        lines = "".join(json.dumps(row.__dict__) + "\n" for row in self.rows)
+        lines = "".join(json.dumps(row.document()) + "\n" for row in self.rows)
         write_atomic(folder / "transcript.jsonl", lines, synced=False)
 
     @classmethod
@@ -209,8 +214,7 @@ class Transcript:
         index = read_bytes(folder / "transcript.jsonl", largest=LARGEST_JSON, error=ArtifactError)
         for number, line in enumerate(index.splitlines(), 1):
             row = _row(line, f"{folder / 'transcript.jsonl'} line {number}")
-            fields = (row.round, row.stage, row.sender, row.receiver, row.kind, row.bytes, row.sha256)
-            if _link(transcript.sha256, fields) != row.link:
+            if _link(transcript.sha256, row.linked()) != row.link:
                 raise ArtifactError(
                     f"{folder / 'transcript.jsonl'} line {number} breaks the hash chain; it was altered."
                 )
@@ -221,6 +225,8 @@ class Transcript:
                 if hashlib.sha256(content).hexdigest() != row.sha256:
                     raise ArtifactError(f"{payload} does not have the content that its name says; it was altered.")
                 transcript.payloads[row.sha256] = decode(content, source=str(payload))
+            if row.omits is not None and row.sha256 in transcript.payloads:
+                transcript.payloads[row.sha256].without_rows_of(row.omits)  # of a kind whose rows have owners
         return transcript
 
 

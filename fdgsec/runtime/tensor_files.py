@@ -3,10 +3,11 @@
 A header is read and compared with the size of the file before any memory is taken for what it describes."""
 
 import io
+import json
 import math
 import tokenize
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,6 +26,9 @@ DTYPES = {
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 """The dtypes that are read and written, by their names in safetensors; complex numbers and 8-bit floats are not."""
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_IN_FILE = ("I64", "F64", "F32", "I32", "BF16", "F16", "I16", "I8", "U8", "BOOL")
+"""The order of dtypes in a file, as the library has it: the widest first, so that everything is aligned."""
 LARGEST_HEADER = 2**24
 MOST_AXES = 16
 LONGEST_AXIS = 2**40
@@ -34,6 +38,30 @@ _NPY_DAMAGE = (
     ValueError, TypeError, SyntaxError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError,
     EOFError, tokenize.TokenError, Warning,
 )  # fmt: skip
+
+
+def safetensors_parts(
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None, *, of: str = "the tensor"
+) -> Iterator[bytes | memoryview]:
+    """Yield the safetensors file of `tensors` in pieces: the bytes of the library's `save`, without a copy of them.
+
+    `metadata` are the header's text fields. Raises TypeError, naming the tensor (`of`), for a dtype that is not
+    written."""
+    unknown = next((name for name, value in tensors.items() if value.dtype not in _NAMES), None)
+    if unknown is not None:
+        raise TypeError(f"{of} {unknown!r} is of {tensors[unknown].dtype}; a file holds {', '.join(map(str, _NAMES))}.")
+    ordered = sorted(tensors.items(), key=lambda entry: (_IN_FILE.index(_NAMES[entry[1].dtype]), entry[0]))
+    header, end = dict[str, object](), 0
+    if metadata:
+        header["__metadata__"] = dict(sorted(metadata.items()))
+    for name, value in ordered:
+        start, end = end, end + value.numel() * value.element_size()
+        header[name] = {"dtype": _NAMES[value.dtype], "shape": list(value.shape), "data_offsets": [start, end]}
+    encoded = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    yield len(encoded).to_bytes(8, "little") + encoded
+    for _, value in ordered:
+        yield value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def read_safetensors(

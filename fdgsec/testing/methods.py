@@ -81,7 +81,7 @@ def _check_declared(method: Method, passed: Sequence[Passed]) -> None:
     own = _own(method)
     for sent in passed:
         what = f"{sent.artifact.kind} in slot {sent.slot!r} of stage {sent.stage!r}"
-        known = kind_named(sent.artifact.kind) is type(sent.artifact)
+        known = kind_named(sent.artifact.kind) is type(sent.artifact.stored()[0])
         expect(known, "every artifact is of a known kind", f"{what}; bring it as an entry point of fdgsec.artifacts")
         said = f"{sent.client} sent or got {what} in round {sent.round}, which is not in releases"
         expect(any(_is(sent, one) for one in own), DECLARED, said)
@@ -100,7 +100,7 @@ def _own(method: Method) -> list[Release]:
 
 def _is(sent: Passed, release: Release) -> bool:
     artifact = sent.artifact
-    return sent.stage == release.stage and fnmatchcase(sent.slot, release.slot) and type(artifact) is release.kind
+    return sent.stage == release.stage and fnmatchcase(sent.slot, release.slot) and artifact.kind == release.kind.kind
 
 
 def _check_origins(outcome: Outcome) -> None:

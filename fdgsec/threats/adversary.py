@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from heapq import merge
 from typing import Literal, Protocol, TypeVar
 
 import torch
@@ -27,6 +29,8 @@ from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import TooFewImagesError, UsageError
 
 A = TypeVar("A", bound=Artifact)
+Link = tuple[int, str, str, str]
+"""Round, stage, sender and receiver of messages."""
 
 NO_IMAGES = "the adversary has no images to learn from: the dataset is too small; use more images of each class"
 KNOWLEDGE = ("encoder", "transform", "class names", "client sizes", "victim domains", "auxiliary", "unseen", "own data")
@@ -58,6 +62,10 @@ def _form(artifact: Artifact) -> tuple[object, ...]:
     return (artifact.kind, *((name, tuple(value.shape)) for name, value in artifact.tensors().items()))
 
 
+def _link(message: Message) -> Link:
+    return message.round, message.stage, message.sender, message.receiver
+
+
 @dataclass(frozen=True, kw_only=True)
 class View:
     """The messages that one adversary could see, in order."""
@@ -73,14 +81,13 @@ class View:
         rows = self._detailed(victim, (ImageStyles,))
         if isinstance(rows, ImageStyles):
             return rows.mean, rows.std
-        for message in self._latest_first():
+        for message in merge(self._of(victim), self._banks, key=lambda message: self._places[id(message)]):
             artifact = self._averaged(message)
             if message.sender == victim and isinstance(artifact, StyleStatistics | InterpolationStyle):
                 return artifact.mean.unsqueeze(0), artifact.std.unsqueeze(0)
-            if isinstance(artifact, StyleBank):
-                mine = artifact.owner == number
-                if bool(mine.any()):
-                    return artifact.mean[mine], artifact.std[mine]
+            listed = artifact.styles_of(number) if isinstance(artifact, StyleBank) else None
+            if listed is not None:
+                return listed
         return None
 
     def artifact(self, victim: str) -> Artifact | None:
@@ -91,10 +98,10 @@ class View:
         detailed = self._detailed(victim, MOST_DETAILED)
         if detailed is not None:
             return detailed
-        for message in self._latest_first():
-            if message.sender == victim and not isinstance(message.artifact, ModelState | Scores):
+        for message in self._of(victim):
+            if not isinstance(message.artifact, ModelState | Scores):
                 return self._averaged(message)
-        for message in self._latest_first():
+        for message in self._banks:
             bank = message.artifact
             if isinstance(bank, Amplitudes) and bool((mine := bank.owner == number_of(victim)).any()):
                 return Amplitudes(values=bank.values[mine], owner=bank.owner[mine])
@@ -112,21 +119,21 @@ class View:
 
     def sent(self, victim: str, kind: type[A]) -> A | None:
         """Find the last artifact of exactly `kind` that `victim` itself sent: a ModelState is no GeneratorState."""
-        mine = (m.artifact for m in self._latest_first() if m.sender == victim)
+        mine = (m.artifact for m in self._of(victim))
         return next((artifact for artifact in mine if type(artifact) is kind), None)
 
     def given(self, receiver: str) -> ModelState | None:
         """Find the model that the server sent to `receiver` last."""
-        mine = (m.artifact for m in self._latest_first() if m.receiver == receiver and m.sender == SERVER)
+        mine = (m.artifact for m in self._of(SERVER) if m.receiver == receiver)
         return next((artifact for artifact in mine if type(artifact) is ModelState), None)
 
     def latest(self, kind: type[A]) -> A | None:
         """Find the artifact of `kind` that was seen last, whoever sent it."""
-        return next((m.artifact for m in self._latest_first() if isinstance(m.artifact, kind)), None)
+        return next((m.artifact for m in self._latest_first if isinstance(m.artifact, kind)), None)
 
     def _detailed(self, victim: str, kinds: Sequence[type[Artifact]]) -> Artifact | None:
         """The last upload of `victim` of the first of `kinds` that it sent."""
-        mine = [message for message in self._latest_first() if message.sender == victim]
+        mine = self._of(victim)
         found = (next((each for each in mine if isinstance(each.artifact, kind)), None) for kind in kinds)
         return next((self._averaged(each) for each in found if each is not None), None)
 
@@ -137,16 +144,39 @@ class View:
         noise for each slot: the mean has the least of it."""
         if not isinstance(message.artifact, AVERAGED):
             return message.artifact
-        place = (message.round, message.stage, message.sender, message.receiver)
-        alike = [
-            other.artifact
-            for other in self.messages
-            if (other.round, other.stage, other.sender, other.receiver) == place
-        ]
+        alike = self._by_link[_link(message)]
         return averaged([one for one in alike if _form(one) == _form(message.artifact)])
 
-    def _latest_first(self) -> list[Message]:
+    @cached_property
+    def _latest_first(self) -> Sequence[Message]:
         return sorted(self.messages, key=lambda message: -message.round)  # stable: within a round, in their order
+
+    @cached_property
+    def _by_link(self) -> Mapping[Link, Sequence[Artifact]]:
+        found: dict[Link, list[Artifact]] = {}
+        for message in self.messages:
+            found.setdefault(_link(message), []).append(message.artifact)
+        return found
+
+    @cached_property
+    def _banks(self) -> Sequence[Message]:
+        """The messages with rows of several clients, the latest round first."""
+        return [message for message in self._latest_first if isinstance(message.artifact, StyleBank | Amplitudes)]
+
+    @cached_property
+    def _places(self) -> Mapping[int, int]:
+        return {id(message): place for place, message in enumerate(self._latest_first)}
+
+    @cached_property
+    def _by_sender(self) -> Mapping[str, Sequence[Message]]:
+        found: dict[str, list[Message]] = {}
+        for message in self._latest_first:
+            found.setdefault(message.sender, []).append(message)
+        return found
+
+    def _of(self, sender: str) -> Sequence[Message]:
+        """The messages of one sender, the latest round first: with many clients, those of all would take long."""
+        return self._by_sender.get(sender, ())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -89,10 +89,10 @@ class NoiseChecks:
 class _SmallModel(GlobalModel):
     """A global model of one small layer, whatever the blueprint."""
 
-    def module(self) -> Classifier:
+    def module(self, *, layout: torch.memory_format = torch.contiguous_format) -> Classifier:
         network = one_layer(INPUTS)
         network.load_state_dict(dict(self.state.state))
-        return network
+        return network.to(memory_format=layout)
 
 
 def small(release: Release) -> Release:

@@ -1,6 +1,6 @@
 """The reference engine: every client in this process, one after the other."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fdgsec.federation.artifacts import Artifact, ModelState, decode
@@ -48,16 +48,26 @@ class LocalEngine:
     def ask(self, step: Step, requests: Mapping[str, StepRequest]) -> tuple[Mapping[str, Reply], Mapping[str, str]]:
         """Run `step` on each named client, in the members' order."""
         replies, failures = dict[str, Reply](), dict[str, str]()
-        for client in self.members:
-            if client.name not in requests:
-                continue
-            try:
-                replies[client.name] = self._done(client, step, requests[client.name])
-            except Exception as error:
-                if not self.tolerant:
-                    raise
-                failures[client.name] = message_line(f"{type(error).__name__}: {error}")
+        for name, answer in self.answers(step, requests):
+            if isinstance(answer, Reply):
+                replies[name] = answer
+            else:
+                failures[name] = answer
         return replies, failures
+
+    def answers(self, step: Step, requests: Mapping[str, StepRequest]) -> Iterator[tuple[str, Reply | str]]:
+        """Run `step` on one client after the other; a reply is given away before the next one begins."""
+        for client in self.members:
+            if client.name in requests:
+                yield client.name, self._answer(client, step, requests[client.name])
+
+    def _answer(self, client: Client, step: Step, request: StepRequest) -> Reply | str:
+        try:
+            return self._done(client, step, request)
+        except Exception as error:
+            if not self.tolerant:
+                raise
+            return message_line(f"{type(error).__name__}: {error}")
 
     def _done(self, client: Client, step: Step, request: StepRequest) -> Reply:
         if self.recode:

@@ -43,6 +43,8 @@ Parts = Sequence[bytes | memoryview]
 """The content of a file in pieces."""
 Order = tuple[str, ...]
 """The order of the names of tensors, which a file of them does not keep."""
+REPLIES_AHEAD = 2
+"""How many replies per worker may wait for the reply of a client before them."""
 PARENT_CHECK = 1.0
 """Seconds after which a waiting worker looks whether the process that forked it is still there."""
 
@@ -116,38 +118,69 @@ class ProcessEngine:
         return [client.name for client in self.members]
 
     def ask(self, step: Step, requests: Mapping[str, StepRequest]) -> tuple[Mapping[str, Reply], Mapping[str, str]]:
-        """Run `step` on each named client; the replies are in the members' order."""
-        done = self._computed(step, requests)
+        """Run `step` on each named client, the largest first; the replies are in the members' order."""
+        asked = self._asked(requests)
+        largest_first = sorted(asked, key=lambda client: -len(client.data))
+        done = dict(self._computed(step, requests, largest_first, ahead=len(asked)))
         replies, failures = dict[str, Reply](), dict[str, str]()
-        for name in (client.name for client in self.members if client.name in requests):
-            told, contents = done.pop(name)
-            error = told.error
-            if error is not None and not self.tolerant:
-                raise error
-            if error is not None:
-                failures[name] = f"{type(error).__name__}: {' '.join(str(error).split())}"
-                continue
-            replies[name], state = told.read(contents)
-            if state is not None:
-                self.states.write(name, state)
+        for client in asked:
+            answer = self._answer(client.name, *done.pop(client.name))
+            if isinstance(answer, Reply):
+                replies[client.name] = answer
+            else:
+                failures[client.name] = answer
         return replies, failures
 
-    def _computed(self, step: Step, requests: Mapping[str, StepRequest]) -> dict[str, tuple[_Done, list[bytes]]]:
-        asked = [client for client in self.members if client.name in requests]
-        waiting = deque(sorted(asked, key=lambda client: -len(client.data)))
-        idle, busy, done = list(self.pool), dict[Connection, str](), dict[str, tuple[_Done, list[bytes]]]()
+    def answers(self, step: Step, requests: Mapping[str, StepRequest]) -> Iterator[tuple[str, Reply | str]]:
+        """Run `step` on each named client, in the members' order; few replies wait for those of clients before them."""
+        asked, early = self._asked(requests), dict[str, tuple[_Done, list[bytes]]]()
+        wanted = deque(asked)
+        for name, done in self._computed(step, requests, asked, ahead=REPLIES_AHEAD * len(self.pool)):
+            early[name] = done
+            while wanted and wanted[0].name in early:
+                first = wanted.popleft().name
+                yield first, self._answer(first, *early.pop(first))
+
+    def _asked(self, requests: Mapping[str, StepRequest]) -> list[Client]:
+        return [client for client in self.members if client.name in requests]
+
+    def _answer(self, name: str, told: _Done, contents: list[bytes]) -> Reply | str:
+        """Read a reply, and store the client's state. Raises the client's error unless `tolerant`."""
+        error = told.error
+        if error is not None and not self.tolerant:
+            raise error
+        if error is not None:
+            return f"{type(error).__name__}: {' '.join(str(error).split())}"
+        reply, state = told.read(contents)
+        if state is not None:
+            self.states.write(name, state)
+        return reply
+
+    def _computed(
+        self, step: Step, requests: Mapping[str, StepRequest], order: Sequence[Client], *, ahead: int
+    ) -> Iterator[tuple[str, tuple[_Done, list[bytes]]]]:
+        """Yield what each client's step gave, as it comes; workers get their next client before.
+
+        A client begins only when fewer than `ahead` have begun since the first that is not done."""
+        waiting, begun = deque(client.name for client in order), deque[str]()
+        idle, busy = list(self.pool), dict[Connection, str]()
         with ExitStack() as files:
             models: dict[int, int] = {}
-            while waiting or busy:
-                while waiting and idle:
-                    worker, name = idle.pop(), waiting.popleft().name
+            came: list[tuple[str, tuple[_Done, list[bytes]]]] = []
+            while waiting or busy or came:
+                while waiting and idle and len(begun) < ahead:
+                    worker, name = idle.pop(), waiting.popleft()
                     self._give(worker, step, name, requests[name], models, files)
                     busy[worker.connection] = name
-                for ready in wait(list(busy)):
+                    begun.append(name)
+                yield from came
+                came.clear()
+                for ready in wait(list(busy)) if busy else ():
                     worker = next(each for each in self.pool if each.connection is ready)
-                    done[busy.pop(worker.connection)] = self._taken(worker)
+                    came.append((busy.pop(worker.connection), self._taken(worker)))
                     idle.append(worker)
-        return done
+                while begun and begun[0] not in busy.values():
+                    begun.popleft()
 
     def _give(
         self, worker: _Worker, step: Step, name: str, request: StepRequest, models: dict[int, int], files: ExitStack

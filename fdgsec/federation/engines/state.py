@@ -2,13 +2,10 @@
 
 import hashlib
 import json
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Protocol
-
-import torch
 
 from fdgsec.federation.method import State
 from fdgsec.runtime import tensor_files
@@ -16,8 +13,6 @@ from fdgsec.runtime.cache_files import atomic, write_atomic
 from fdgsec.runtime.errors import FdgsecError
 from fdgsec.runtime.untrusted_text import read_json_object
 
-DTYPES = {dtype: name for name, dtype in tensor_files.DTYPES.items()}
-"""The names of dtypes in safetensors."""
 KEPT = 2
 """How many versions stay on disk."""
 
@@ -182,21 +177,10 @@ def check_mark(client: str, found: StateMark, expected: StateMark, *, where: str
 
 
 def state_parts(state: State) -> Iterator[bytes | memoryview]:
-    """Yield a safetensors file of `state` in pieces, tensors as stored in memory; equal states give equal bytes.
+    """Yield a safetensors file of `state` in pieces; equal states give equal bytes.
 
     Raises TypeError for a dtype that the format does not have."""
-    ordered = sorted(state.items(), key=lambda entry: (-entry[1].element_size(), entry[0]))  # for aligned tensors
-    header, end = dict[str, dict[str, object]](), 0
-    for name, value in ordered:
-        if value.dtype not in DTYPES:
-            raise TypeError(f"the state {name!r} is of {value.dtype}; a file holds {', '.join(map(str, DTYPES))}.")
-        start, end = end, end + math.prod(value.shape) * value.element_size()
-        header[name] = {"dtype": DTYPES[value.dtype], "shape": list(value.shape), "data_offsets": [start, end]}
-    encoded = json.dumps(header).encode()
-    encoded += b" " * (-len(encoded) % 8)
-    yield len(encoded).to_bytes(8, "little") + encoded
-    for _, value in ordered:
-        yield value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    return tensor_files.safetensors_parts(state, of="the state")
 
 
 def read_parts(content: bytes, order: Sequence[str]) -> State:

@@ -12,13 +12,13 @@ from torch import Tensor
 from fdgsec.defenses.guards import Guards
 from fdgsec.experiments.run_config import RunConfig
 from fdgsec.experiments.setup.defenses import defense_stack_of
-from fdgsec.federation.artifacts import Artifact, ImageStyles, ModelState, Scores, StyleStatistics
+from fdgsec.federation.artifacts import Artifact, ImageStyles, ModelState, Scores, StyleBank, StyleStatistics
 from fdgsec.federation.defense import Defense, DefenseStack
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.method import GlobalModel
 from fdgsec.federation.robust_statistics import median, trimmed_mean
 from fdgsec.federation.round_loop import RoundLoop
-from fdgsec.federation.wire import Receipt, Upload, Wire
+from fdgsec.federation.wire import Message, Receipt, Upload, Wire
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.training.training_loop import predictions
 from fdgsec.privacy.ledger import Ledger
@@ -80,6 +80,17 @@ def without(name: str) -> Forgery:
         return ModelState(state={key: value for key, value in artifact.tensors().items() if key != name})
 
     return forge
+
+
+def test_a_bank_without_the_receivers_rows_passes_the_usual_guards():
+    whole = StyleBank(mean=torch.ones(3, 2), std=torch.ones(3, 2), owner=torch.tensor([0, 1, 1]))
+    bank = whole.without_rows_of(0)
+
+    Guards().inspect(Message(round=0, stage="combine", sender="server", receiver="client:0", artifact=bank))
+    with pytest.raises(ArtifactError, match="48 bytes; at most 47"):
+        Guards(largest_bytes=47).inspect(
+            Message(round=0, stage="combine", sender="server", receiver="client:0", artifact=bank)
+        )
 
 
 def test_honest_messages_pass_the_usual_guards_unchanged():

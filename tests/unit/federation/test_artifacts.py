@@ -1,3 +1,4 @@
+import hashlib
 import json
 
 import pytest
@@ -95,6 +96,24 @@ def test_equal_artifacts_have_equal_hashes_and_others_do_not():
 
     assert one.sha256 == ImageStyles(mean=torch.ones(1, 2), std=torch.ones(1, 2)).sha256
     assert one.sha256 != other.sha256
+
+
+def test_the_hash_is_that_of_the_encoded_bytes_after_a_change_in_place_too():
+    sent = bank()
+    first = sent.sha256
+
+    assert sent.sha256 == first == hashlib.sha256(sent.encode()).hexdigest()
+    sent.mean[0] += 1  # nobody should, and yet a transcript must not say something else than was sent
+    assert sent.sha256 == hashlib.sha256(sent.encode()).hexdigest() != first
+
+
+def test_tensors_without_a_count_of_changes_are_hashed_each_time():
+    with torch.inference_mode():
+        sent = StyleStatistics(mean=torch.ones(2), std=torch.ones(2))
+        first = sent.sha256
+        sent.mean.fill_(2)
+
+        assert sent.sha256 == hashlib.sha256(sent.encode()).hexdigest() != first
 
 
 SPECTRA = Amplitudes(values=torch.ones(2, 3, 4, 3), owner=torch.tensor([0, 1]))

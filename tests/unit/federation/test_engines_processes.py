@@ -17,7 +17,7 @@ from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.engines.processes import ClientStepError, ProcessEngine, forked_workers
 from fdgsec.federation.engines.state import MemoryStates
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, Method, State, Update
+from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, Method, Reply, State, StepRequest, Update
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.training.training_plan import TrainingPlan
@@ -137,3 +137,44 @@ def test_what_does_not_survive_a_fork_is_refused(given: Mapping[str, Any]):
         forked_workers(members(4), FedAvg(), blueprint=blueprint, seed=0, workers=2, threads=given.get("threads", 1)),
     ):
         pass
+
+
+def test_replies_are_handed_over_in_the_order_of_the_clients_and_equal_those_of_one_process():
+    method, clock = FedAvg(plan=FULL_BATCH), Clock(round=0, rounds=1, participants=())
+    requests = {client.name: StepRequest(clock=clock, model=start(), inbox={}) for client in members(*SIZES)}
+    alone = LocalEngine(members=members(*SIZES), method=method, seed=0)
+
+    with working(method, workers=3) as engine:
+        taken, asked = dict(engine.answers("fit", requests)), engine.ask("fit", requests)[0]
+
+    expected = dict(alone.answers("fit", requests))
+    assert list(taken) == list(expected) == [client.name for client in members(*SIZES)]
+    for name, reply in expected.items():
+        found = taken[name]
+        assert isinstance(reply, Reply)
+        assert isinstance(found, Reply)
+        assert {each.artifacts["model"].sha256 for each in (reply, found, asked[name])} == {
+            reply.artifacts["model"].sha256
+        }
+
+
+class Begun(dict[str, StepRequest]):
+    """Requests that count how many were taken: a client begins with its request."""
+
+    def __init__(self, requests: Mapping[str, StepRequest]) -> None:
+        super().__init__(requests)
+        self.count = 0
+
+    def __getitem__(self, name: str) -> StepRequest:
+        self.count += 1
+        return super().__getitem__(name)
+
+
+def test_no_client_begins_long_before_the_first_whose_reply_is_missing():
+    method, clock = FedAvg(plan=FULL_BATCH), Clock(round=0, rounds=1, participants=())
+    requests = Begun({client.name: StepRequest(clock=clock, model=start(), inbox={}) for client in members(*SIZES)})
+
+    with working(method, workers=1) as engine:
+        begun = [requests.count for _ in engine.answers("fit", requests)]
+
+    assert begun == [min(place + 2, len(SIZES)) for place in range(len(SIZES))]  # the next one, and not all of them

@@ -215,7 +215,7 @@ REFUSED: list[tuple[Method, Method, str]] = [
     (MixStyle(), DSU(), "DSU cannot go on top of MixStyle, which trains an objective of its own"),
     (FedADG(), MixStyle(), "MixStyle cannot go on top of FedADG, which trains an objective of its own"),
     (CCST(), FedAvg(), "FedAvg is no local method, for it has no objective of its own; --with takes"),
-    (FedAvg(), FedBN(), "FedBN is no local method, for it changes kept_entries, results, aggregate"),
+    (FedAvg(), FedBN(), "FedBN is no local method, for it changes kept_entries, results, aggregation"),
     (FedAvg(), FedSR(), "FedSR is no local method, for it changes kept_entries"),
     (FedAvg(), Weighing(), "Weighing is no local method, for it changes aggregate"),
     (Stacked(base=FedAvg(), local=DSU()), MixStyle(), "MixStyle cannot go on top of Stacked"),

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from fdgsec.federation.artifacts import Amplitudes, ImageStyles, Scores, StyleStatistics
-from fdgsec.federation.style_banks import stack_spectra, stack_styles, without_owner
+from fdgsec.federation.artifacts import Amplitudes, ImageStyles, Scores, StyleBank, StyleStatistics, renumbered
+from fdgsec.federation.style_banks import stack_spectra, stack_styles
 from fdgsec.nn.styles.amplitude_spectra import amplitudes
+from fdgsec.runtime.errors import ArtifactError
 from fdgsec.runtime.random_streams import stream
 
 
@@ -36,13 +37,51 @@ def test_an_overall_style_becomes_one_row():
     assert bank.owner.tolist() == [1]
 
 
-def test_a_bank_without_an_owner_lacks_its_rows_alone():
-    shared = {"client:0": {"styles": styles(1.0, 2.0)}, "client:1": {"styles": styles(3.0)}}
+POOL = {"client:0": {"styles": styles(1.0, 2.0)}, "client:1": {"styles": styles(3.0)}, "client:2": {"styles": styles()}}
 
-    bank = without_owner(stack_styles(shared, "styles", ImageStyles), 0)
+
+def test_a_bank_without_an_owner_lacks_its_rows_alone():
+    bank = stack_styles(POOL, "styles", ImageStyles).without_rows_of(0)
 
     assert bank.mean.flatten().tolist() == [3.0]
     assert bank.owner.tolist() == [1]
+
+
+@pytest.mark.parametrize("owner", [0, 1, 2, 9])
+def test_a_bank_of_others_is_the_bank_of_their_rows_to_the_bit(owner: int):
+    whole = stack_styles(POOL, "styles", ImageStyles)
+    others = whole.owner != owner
+    plain = StyleBank(mean=whole.mean[others], std=whole.std[others], owner=whole.owner[others])
+
+    bank = whole.without_rows_of(owner)
+
+    assert isinstance(bank, StyleBank)
+    assert (bank.kind, bank.bytes, bank.sha256, bank.encode()) == (
+        plain.kind,
+        plain.bytes,
+        plain.sha256,
+        plain.encode(),
+    )
+    assert all(torch.equal(value, plain.tensors()[name]) for name, value in bank.tensors().items())
+    doubled, expected = (renumbered(each, lambda _, value: 2 * value) for each in (bank, plain))
+    assert doubled.sha256 == expected.sha256
+    assert bank.without_rows_of(1).sha256 == plain.without_rows_of(1).sha256
+
+
+def test_styles_are_found_by_their_owner_in_their_order():
+    whole = stack_styles(POOL, "styles", ImageStyles)
+
+    found, others = whole.styles_of(0), whole.without_rows_of(0)
+
+    assert found is not None
+    assert found[0].flatten().tolist() == [1.0, 2.0]
+    assert whole.styles_of(2) is others.styles_of(0) is None
+    assert others.styles_of(1) is not None
+
+
+def test_a_kind_whose_rows_have_no_owners_leaves_nobody_out():
+    with pytest.raises(ArtifactError, match="ImageStyles has no rows of client 3 that could be left out"):
+        styles(1.0).without_rows_of(3)
 
 
 def test_styles_of_another_kind_are_refused():

@@ -1,5 +1,6 @@
+import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,9 +40,9 @@ def test_a_broadcast_is_encoded_once_for_all_its_receivers():
     encoded: list[str] = []
 
     class Counted(StyleStatistics):
-        def encode(self) -> bytes:
+        def encoded_parts(self) -> Iterator[bytes | memoryview]:
             encoded.append(self.kind)
-            return super().encode()
+            return super().encoded_parts()
 
     carrier, broadcast = wire(), Counted(mean=torch.ones(2), std=torch.ones(2))
     for number in range(5):
@@ -134,6 +135,66 @@ def test_an_altered_payload_is_noticed(tmp_path: Path):
 
     with pytest.raises(ArtifactError, match="altered"):
         Transcript.load(tmp_path)
+
+
+def pools() -> Transcript:
+    """Three clients, each of which receives the rows of the others."""
+    carrier = wire()
+    bank = StyleBank(mean=torch.arange(8.0).view(4, 2), std=torch.ones(4, 2), owner=torch.tensor([0, 0, 1, 2]))
+    for number in range(3):
+        carrier.send(message("server", f"client:{number}", bank.without_rows_of(number)))
+    return carrier.transcript
+
+
+def test_what_each_receives_without_its_own_rows_is_stored_once_and_seen_to_the_bit(tmp_path: Path):
+    transcript = pools()
+    transcript.save(tmp_path)
+
+    loaded = Transcript.load(tmp_path)
+
+    assert loaded.sha256 == transcript.sha256
+    assert len(list((tmp_path / "payloads").iterdir())) == 1
+    assert [row.omits for row in loaded.rows] == [0, 1, 2]
+    assert [row.bytes for row in loaded.rows] == [2 * 24, 3 * 24, 3 * 24]  # 2 x 2 float32 and an int64 per row
+    seen = [sent.artifact for sent in ADVERSARIES["outsider"].view(loaded).messages]
+    expected = [[[4, 5], [6, 7]], [[0, 1], [2, 3], [6, 7]], [[0, 1], [2, 3], [4, 5]]]
+    assert [each.tensors()["mean"].tolist() for each in seen] == expected
+    plain = StyleBank(mean=torch.arange(4.0, 8).view(2, 2), std=torch.ones(2, 2), owner=torch.tensor([1, 2]))
+    assert ADVERSARIES["client"].view(loaded).messages[0].artifact.encode() == plain.encode()
+    assert transcript.different_exchanges() == loaded.different_exchanges()
+
+
+def test_whose_rows_are_left_out_is_in_the_hash_chain_and_only_of_what_has_owners(tmp_path: Path):
+    pools().save(tmp_path)
+    path = tmp_path / "transcript.jsonl"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0].replace('"omits": 0', '"omits": 1'), *lines[1:]]) + "\n")
+    with pytest.raises(ArtifactError, match="line 1 breaks the hash chain"):
+        Transcript.load(tmp_path)
+
+    row = replace(exchanged().rows[0], omits=0, link="")
+    row = replace(row, link=hashlib.sha256(("0" * 64 + json.dumps(row.linked())).encode()).hexdigest())
+    exchanged().save(tmp_path / "styles")
+    (tmp_path / "styles" / "transcript.jsonl").write_text(json.dumps(row.document()) + "\n")
+    with pytest.raises(ArtifactError, match="StyleStatistics has no rows of client 0"):
+        Transcript.load(tmp_path / "styles")
+
+
+def test_a_transcript_of_before_rows_could_be_left_out_is_read_and_written_as_it_was(tmp_path: Path):
+    link = hashlib.sha256(
+        ("0" * 64 + json.dumps([0, "share", "client:0", "server", "StyleStatistics", 16, style(1.0).sha256])).encode()
+    ).hexdigest()
+    line = (
+        '{"round": 0, "stage": "share", "sender": "client:0", "receiver": "server", "kind": "StyleStatistics", '
+        f'"bytes": 16, "sha256": "{style(1.0).sha256}", "link": "{link}"}}\n'
+    )
+    (tmp_path / "transcript.jsonl").write_text(line)
+
+    old = Transcript.load(tmp_path)
+    old.save(tmp_path / "again")
+
+    assert (old.sha256, old.rows[0].omits) == (link, None)
+    assert (tmp_path / "again" / "transcript.jsonl").read_text() == line
 
 
 def test_equal_exchanges_have_equal_hashes():

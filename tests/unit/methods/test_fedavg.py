@@ -1,5 +1,9 @@
 """What FedAvg makes of its clients' updates, and runs that repeat bit for bit."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from weakref import WeakSet
+
 import pytest
 import torch
 from torch import Tensor
@@ -8,11 +12,29 @@ from torch.nn import functional
 from fdgsec.data.domains import as_float
 from fdgsec.experiments.run_config import RunConfig
 from fdgsec.experiments.train import train
-from fdgsec.federation.method import Client
-from fdgsec.methods.fedavg import FedAvg, averaged
+from fdgsec.federation.artifacts import ModelState, Scores
+from fdgsec.federation.engines.local import LocalEngine
+from fdgsec.federation.method import Client, GlobalModel, State, Update
+from fdgsec.federation.round_loop import RoundLoop
+from fdgsec.federation.stacked_methods import Stacked
+from fdgsec.federation.wire import SERVER, Message, Wire
+from fdgsec.methods.fedavg import FedAvg, WeightedMean, averaged
+from fdgsec.methods.mixstyle import MixStyle
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.progress import NoProgress
 from fdgsec.runtime.random_streams import stream
-from tests.support.toy_federation import FULL_BATCH, PeerReviewed, PixelStyles, images, largest_gap, members, run, start
+from fdgsec.runtime.secret_streams import simulated_key, simulated_stream
+from tests.support.toy_federation import (
+    FULL_BATCH,
+    Outcome,
+    PeerReviewed,
+    PixelStyles,
+    images,
+    largest_gap,
+    members,
+    run,
+    start,
+)
 
 
 @pytest.mark.parametrize("method", [FedAvg(select="validation"), PixelStyles(when="every"), PeerReviewed()])
@@ -29,6 +51,104 @@ def test_equal_seeds_give_equal_runs_and_other_seeds_others():
     hashes = [run(FedAvg(), members(6, 7), seed=seed).wire.transcript.sha256 for seed in (1, 1, 2)]
 
     assert hashes[0] == hashes[1] != hashes[2]
+
+
+def mean_of(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> Mapping[str, Tensor]:
+    mean = WeightedMean(model=start(), server={})
+    for state, weight in zip(states, weights, strict=True):
+        mean.add(Update(artifacts={"model": ModelState(state=state)}, weight=weight))
+    return mean.result()[0].state.state
+
+
+def test_the_weighted_mean_is_the_sum_in_float64_divided_once():
+    draws = [torch.randn(50, generator=stream(i, "world", "mean")) for i in range(3)]
+    sizes = [20.0, 31.0, 57.5]
+
+    made = mean_of([{"w": draw} for draw in draws], sizes)["w"]
+
+    exact = (20.0 * draws[0].double() + 31.0 * draws[1].double() + 57.5 * draws[2].double()) / 108.5
+    assert made.dtype == torch.float32
+    assert torch.equal(made, exact.float())
+
+
+def test_the_weighted_mean_is_the_average_by_shares_to_the_last_bit():
+    draws = [{"w": torch.randn(10_000, generator=stream(i, "world", "bits"))} for i in range(7)]
+    sizes = [float(size) for size in (31, 7, 120, 64, 9, 77, 1)]
+
+    made = mean_of(draws, sizes)["w"]
+
+    shares = averaged(draws, [size / sum(sizes) for size in sizes])["w"]
+    # two float64 sums differ by less than 7 x 2^-52 of their largest term, and rounding to 24 bits rarely shows it
+    assert torch.allclose(made, shares, rtol=2e-7, atol=1e-14)
+    assert int((made != shares).sum()) <= 1
+
+
+@pytest.mark.parametrize("weights", [[3.0, 5.0], [0.3, 0.7], [2.0**31, 1.0]])
+def test_the_layout_of_a_model_does_not_change_the_mean(weights: list[float]):
+    maps = [torch.randn(6, 5, 3, 3, generator=stream(i, "world", "layout")) for i in range(2)]
+    last = [draw.contiguous(memory_format=torch.channels_last) for draw in maps]
+
+    rows, columns = mean_of([{"w": draw} for draw in maps], weights), mean_of([{"w": draw} for draw in last], weights)
+
+    assert torch.equal(rows["w"], columns["w"])
+
+
+def test_the_mean_copies_counters_of_the_first_and_keeps_what_nobody_sent():
+    counters = [{"seen": torch.tensor(value), "w": torch.tensor([float(value)])} for value in (4, 7)]
+
+    made = mean_of(counters, [1.0, 1.0])
+
+    assert (int(made["seen"]), made["w"].tolist()) == (4, [5.5])
+    kept = start().state.state
+    assert all(torch.equal(made[name], value) for name, value in kept.items())
+
+
+@dataclass(frozen=True, kw_only=True)
+class AtOnce(FedAvg):
+    """FedAvg that is given all updates at once, because it says nothing of one after the other."""
+
+    def aggregate(
+        self, updates: Mapping[str, Update], *, scores: Mapping[str, Scores], model: GlobalModel, server: State
+    ) -> tuple[GlobalModel, State]:
+        assert all("model" in update.artifacts for update in updates.values())
+        return super().aggregate(updates, scores=scores, model=model, server=server)
+
+
+@pytest.mark.parametrize("local", [None, MixStyle()])
+def test_updates_taken_in_one_by_one_give_the_run_of_all_at_once(local: FedAvg | None):
+    def ran(base: FedAvg) -> Outcome:
+        return run(base if local is None else Stacked(base=base, local=local), members(6, 9, 4), rounds=3)
+
+    plan = TrainingPlan(batch_size=4, learning_rate=0.05)
+    streamed, at_once = ran(FedAvg(plan=plan)), ran(AtOnce(plan=plan))
+
+    assert streamed.wire.transcript.sha256 == at_once.wire.transcript.sha256
+    assert largest_gap(streamed.state(), at_once.state()) == 0.0
+    assert [report.metrics for report in streamed.reports] == [report.metrics for report in at_once.reports]
+
+
+class _Watch:
+    """Counts how many of the models that clients sent exist at the same time."""
+
+    def __init__(self) -> None:
+        self.models: WeakSet[ModelState] = WeakSet()
+        self.most = 0
+
+    def __call__(self, message: Message) -> None:
+        if message.sender != SERVER and isinstance(message.artifact, ModelState):
+            self.models.add(message.artifact)
+            self.most = max(self.most, len(self.models))
+
+
+@pytest.mark.parametrize(("method", "most"), [(FedAvg(plan=FULL_BATCH), 2), (AtOnce(plan=FULL_BATCH), 12)])
+def test_updates_are_not_held_unless_the_method_needs_all_of_them(method: FedAvg, most: int):
+    clients, watch = members(*[4] * 12), _Watch()
+    wire = Wire(secret=lambda upload, number: simulated_stream(0, upload.sender, number), guards=(watch,))
+    engine = LocalEngine(members=clients, method=method, seed=0)
+
+    RoundLoop(method=method, engine=engine, wire=wire, key=simulated_key(0), rounds=1).run(start())
+
+    assert watch.most == most  # the one that is added, and the one before it, which a loop still names
 
 
 def test_averaging_is_the_weighted_sum_in_float64():

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save
 
 from fdgsec.runtime.errors import ArtifactError, DataError
-from fdgsec.runtime.tensor_files import DTYPES, read_npy, read_safetensors
+from fdgsec.runtime.tensor_files import DTYPES, read_npy, read_safetensors, safetensors_parts
 
 TENSORS = {"b": torch.arange(6.0).reshape(2, 3), "a": torch.tensor(7), "empty": torch.ones(0, 512)}
 
@@ -32,6 +32,21 @@ def test_every_dtype_that_is_written_is_read(dtype: torch.dtype):
     found, _ = read_safetensors(save({"x": torch.ones(3, dtype=dtype)}), source="x")
 
     assert found["x"].dtype == dtype
+
+
+def test_what_is_written_in_pieces_is_what_the_library_writes():
+    values = torch.arange(24).reshape(2, 3, 2, 2)
+    kinds = {f"{number}.{name}": values.to(dtype) for number, (name, dtype) in enumerate(DTYPES.items())}
+    others = {
+        "scalar": torch.tensor(3), "empty": torch.zeros(0, 4), 'an "odd" n\u00e4me\n\x01': torch.ones(3),
+        "channels last": values.float().contiguous(memory_format=torch.channels_last), "strided": values[:, 1].half(),
+    }  # fmt: skip
+    tensors = {**kinds, **others}
+
+    for metadata in ({}, {"fdgsec": json.dumps({"kind": "x"})}):
+        ours = b"".join(safetensors_parts(tensors, metadata))
+
+        assert ours == save({name: value.contiguous() for name, value in tensors.items()}, metadata or None)
 
 
 def file(header: Any, body: bytes = b"") -> bytes:

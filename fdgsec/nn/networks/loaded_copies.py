@@ -1,0 +1,112 @@
+"""Copies of a network with another state, which cost one pass over the state instead of building the network."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+Network = TypeVar("Network", bound=nn.Module)
+
+_HOOKS = tuple(name for name in vars(nn.Module()) if name.endswith("_hooks"))
+FEATURE_MAPS = 4  # axes of what has a layout
+_TABLES = ("_parameters", "_buffers", "_modules")
+_SHARED = (str, int, float, bool, type(None), torch.dtype, torch.device, torch.Size)
+"""Types whose values never change, so that copies may share them."""
+
+
+def skeleton(network: Network) -> Network | None:
+    """Take the memory of the state's entries away from `network`, which is then only good for `loaded_copy`.
+
+    None for a network whose parts refer to each other beyond its tables of modules (hooks, local functions): a copy
+    would refer to the original's parts."""
+    if any(not _separate(module) for module in network.modules()):
+        return None
+    kept, moved = set(network.state_dict()), dict[Tensor, Tensor]()  # tensors are told apart by identity
+    for prefix, module in network.named_modules():
+        for table in cast("tuple[dict[str, Tensor | None], ...]", (module._parameters, module._buffers)):
+            for name, value in table.items():
+                if value is not None and _entry(prefix, name) in kept:
+                    table[name] = moved[value] = moved.get(value, _without_memory(value))
+    return network
+
+
+def loaded_copy(
+    network: Network, state: Mapping[str, Tensor], *, layout: torch.memory_format = torch.contiguous_format
+) -> Network | None:
+    """Copy a `skeleton` with the entries of `state`, as `load_state_dict` copies them; nothing is shared with either.
+
+    Tensors of four axes are in `layout`, as after `Module.to(memory_format=layout)`. None where names or shapes are not
+    those of the network: `load_state_dict` says what is wrong."""
+    expected = network.state_dict()
+    if expected.keys() != state.keys() or any(expected[name].shape != state[name].shape for name in expected):
+        return None
+    return _Copier(state=state, layout=layout).copied(network, "")
+
+
+def _separate(module: nn.Module) -> bool:
+    """Whether a module refers to others only by its tables."""
+    held = vars(module)
+    if any(held.get(name) for name in _HOOKS):
+        return False
+    return not any(isinstance(value, FunctionType) and value.__closure__ for value in held.values())
+
+
+def _entry(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix else name
+
+
+def _without_memory(value: Tensor) -> Tensor:
+    moved = value.detach().to("meta")
+    return nn.Parameter(moved, requires_grad=value.requires_grad) if isinstance(value, nn.Parameter) else moved
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Copier:
+    """Copies the modules of one network; `memo` has the copy of each object by its id, as for `copy.deepcopy`."""
+
+    state: Mapping[str, Tensor]
+    layout: torch.memory_format
+    memo: dict[int, object] = field(default_factory=dict)
+
+    def copied(self, module: Network, prefix: str) -> Network:
+        """Copy a module and those below it."""
+        made = module.__new__(type(module))
+        self.memo[id(module)] = made
+        held = made.__dict__
+        for name, value in vars(module).items():
+            if name in _TABLES:
+                held[name] = {}
+            elif isinstance(value, _SHARED):
+                held[name] = value
+            elif isinstance(value, dict | set | list) and not value:
+                held[name] = type(value)()
+            else:
+                held[name] = copy.deepcopy(value, self.memo)
+        for table in ("_parameters", "_buffers"):
+            for name, tensor in getattr(module, table).items():
+                held[table][name] = None if tensor is None else self._filled(tensor, _entry(prefix, name))
+        for name, child in module._modules.items():
+            made._modules[name] = None if child is None else self._child(child, _entry(prefix, name))
+        return made
+
+    def _child(self, module: nn.Module, prefix: str) -> nn.Module:
+        """Copy a module once, however often the network holds it."""
+        found = self.memo.get(id(module))
+        return found if isinstance(found, nn.Module) else self.copied(module, prefix)
+
+    def _filled(self, value: Tensor, name: str) -> Tensor:
+        """A tensor like `value` with the numbers of the state, or with its own where the state has none."""
+        found = self.memo.get(id(value))
+        if isinstance(found, Tensor):
+            return found
+        layout = self.layout if value.ndim == FEATURE_MAPS else torch.contiguous_format
+        made = torch.empty(value.shape, dtype=value.dtype, memory_format=layout)
+        made.copy_(self.state.get(name, value).detach())
+        if isinstance(value, nn.Parameter):
+            made = nn.Parameter(made, requires_grad=value.requires_grad)
+        self.memo[id(value)] = made
+        return made

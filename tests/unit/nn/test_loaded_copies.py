@@ -1,0 +1,94 @@
+"""A copy of a network with another state is the network that is built and loaded, and shares nothing with it."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fdgsec.nn.networks.classifiers import BACKBONES, Norm, build_classifier
+from fdgsec.nn.networks.loaded_copies import loaded_copy, skeleton
+from fdgsec.runtime.random_streams import stream
+
+
+def built(backbone: str, norm: Norm = "batch") -> nn.Module:
+    return build_classifier(backbone, 3, norm=norm, rng=stream(0, "world", "copies"))
+
+
+def tensors(network: nn.Module) -> dict[str, Tensor]:
+    return dict([*network.named_parameters(), *network.named_buffers()])
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(("backbone", "norm"), [(name, "batch") for name in BACKBONES] + [("resnet18", "group")])
+def test_a_copy_has_the_tensors_strides_and_outputs_of_the_built_network(
+    backbone: str, norm: Norm, layout: torch.memory_format
+):
+    original = built(backbone, norm).to(memory_format=layout)
+    pattern = skeleton(build_classifier(backbone, 3, norm=norm, rng=None))
+    assert pattern is not None
+
+    copy = loaded_copy(pattern, original.state_dict(), layout=layout)
+
+    assert copy is not None
+    ours, theirs = tensors(copy), tensors(original)
+    assert list(ours) == list(theirs)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert all(ours[name].stride() == theirs[name].stride() for name in theirs)
+    assert all(ours[name].requires_grad == theirs[name].requires_grad for name in theirs)
+    images = torch.rand(2, 3, 64, 64, generator=stream(0, "world", "images")).contiguous(memory_format=layout)
+    assert torch.equal(copy.eval()(images), original.eval()(images))
+
+
+def test_copies_share_no_memory_with_the_state_or_each_other():
+    state = built("tiny").state_dict()
+    pattern = skeleton(built("tiny"))
+    assert pattern is not None
+    first, second = loaded_copy(pattern, state), loaded_copy(pattern, state)
+    assert first is not None
+    assert second is not None
+
+    with torch.no_grad():
+        for value in tensors(first).values():
+            value.add_(1)
+    first.train(False)
+
+    assert all(torch.equal(value, state[name]) for name, value in second.state_dict().items())
+    assert second.training
+    expected = tensors(built("tiny"))  # the constants of the normalization are in no state
+    assert all(torch.equal(value, expected[name]) for name, value in tensors(second).items())
+
+
+def test_a_frozen_parameter_stays_frozen_and_a_shared_one_shared():
+    network = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    network[1].weight = network[0].weight
+    network[0].bias.requires_grad_(False)
+    state = {name: value.clone() for name, value in network.state_dict().items()}
+    pattern = skeleton(network)
+    assert pattern is not None
+
+    copy = loaded_copy(pattern, state)
+
+    assert copy is not None
+    assert copy[0].weight is copy[1].weight
+    assert [value.requires_grad for value in copy.parameters()] == [True, False, True]
+
+
+@pytest.mark.parametrize("change", ["missing", "unexpected", "shape"])
+def test_a_state_of_another_network_is_not_copied(change: str):
+    state = dict(built("tiny").state_dict())
+    pattern = skeleton(built("tiny"))
+    assert pattern is not None
+    if change == "missing":
+        del state["head.bias"]
+    else:
+        state["head.bias" if change == "shape" else "more"] = torch.zeros(9)
+
+    assert loaded_copy(pattern, state) is None
+
+
+def test_a_network_whose_parts_know_each_other_is_not_copied():
+    hooked, closed = built("tiny"), built("tiny")
+    hooked.register_forward_hook(lambda module, given, made: made)
+    closed.forward = lambda images: closed.head(images)  # type: ignore[assignment]
+
+    assert skeleton(hooked) is None
+    assert skeleton(closed) is None
