@@ -15,21 +15,22 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fdgsec.experiments.attack_vectors.read_arrays import Candidates, Owners, Vectors
-    from fdgsec.experiments.report.schema import AttackReport
+    from fdgsec.experiments.report.attack_report import AttackReport as AttackReport
     from fdgsec.experiments.settings import Settings
     from fdgsec.federation.artifacts import Artifact as Artifact
     from fdgsec.federation.defense import Defense as Defense
     from fdgsec.federation.method import Method as Method
     from fdgsec.metrics.measurement import Measurement as Measurement
     from fdgsec.nn.styles.encoders import StyleEncoder
+    from fdgsec.runtime.progress import ShowProgress
     from fdgsec.runtime.random_streams import stream as stream
     from fdgsec.runtime.registry import Target as Target
     from fdgsec.threats.attack import Attack as Attack
     from fdgsec.threats.attack import Question as Question
 
 __all__ = [
-    "Artifact", "Attack", "Defense", "Measurement", "Method", "Question", "Target", "attack", "attack_run",
-    "attack_vectors", "audit", "bench", "claims", "compare", "stream", "sweep", "train",
+    "Artifact", "Attack", "AttackReport", "Defense", "Measurement", "Method", "Question", "Target", "attack",
+    "attack_run", "attack_vectors", "audit", "bench", "claims", "compare", "stream", "sweep", "train",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -37,6 +38,7 @@ T = TypeVar("T")
 _TYPES: Mapping[str, str] = {
     "Artifact": "fdgsec.federation.artifacts",
     "Attack": "fdgsec.threats.attack",
+    "AttackReport": "fdgsec.experiments.report.attack_report",
     "Defense": "fdgsec.federation.defense",
     "Measurement": "fdgsec.metrics.measurement",
     "Method": "fdgsec.federation.method",
@@ -70,6 +72,7 @@ def attack(
     seed: int = 0,
     fresh: bool = False,
     assignments: Sequence[str] = (),
+    progress: "ShowProgress" = "auto",
     **settings: "Unpack[Settings]",
 ) -> "AttackReport":
     """Run (or reuse) a target, run every applicable attack, and return the report.
@@ -77,11 +80,12 @@ def attack(
     Attacks and defenses are named ("private-styles:epsilon=8") or given as objects (`PrivateStyles(epsilon=8)`); a
     target may be the object of a method. `settings` are those of `fdgsec.experiments.settings.Settings` (per_domain,
     encoder, rounds, ...), `assignments` the command line's --set items ("method.k=2"). With `out`, the run directory is
-    written; otherwise nothing is.
+    written; otherwise nothing is. `progress` "auto" shows it in notebooks and on a terminal's stderr.
     Raises the errors of `fdgsec.runtime.errors`."""
     from fdgsec.experiments.attack.run_attacks import attack as experiment
+    from fdgsec.experiments.report.attack_report import AttackReport
     from fdgsec.experiments.run_config import attack_settings
-    from fdgsec.runtime.progress import NoProgress
+    from fdgsec.runtime.progress import progress_shown
     from fdgsec.runtime.registry import Target, given_classes
 
     given = {
@@ -93,9 +97,10 @@ def attack(
         **settings,
     }
     methods = () if isinstance(target, (str, Target)) else (target,)
-    with given_classes("methods", *methods), given_classes("attacks", *attacks):
+    with given_classes("methods", *methods), given_classes("attacks", *attacks), progress_shown(progress) as shown:
         config = attack_settings(target, given, profile=profile, preset=preset, assignments=assignments)
-        return experiment(config, data_root=_path(data_root), out=_path(out), fresh=fresh, progress=NoProgress())
+        report = experiment(config, data_root=_path(data_root), out=_path(out), fresh=fresh, progress=shown)
+    return AttackReport.of(report)
 
 
 def attack_run(
@@ -110,20 +115,23 @@ def attack_run(
     seed: int | None = None,
     fresh: bool = False,
     assignments: Sequence[str] = (),
+    progress: "ShowProgress" = "auto",
 ) -> "AttackReport":
     """Attack what a finished run recorded, as `fdgsec attack --run`; `target` and `seed` default to the run's own.
 
     `report.environment["notes"]` says what could not be repeated. Raises the errors of `fdgsec.runtime.errors`."""
     from fdgsec.experiments.attack_run.attack_finished_run import RecordedRequest, attack_recorded
-    from fdgsec.runtime.progress import NoProgress
+    from fdgsec.experiments.report.attack_report import AttackReport
+    from fdgsec.runtime.progress import progress_shown
     from fdgsec.runtime.registry import given_classes
 
     request = RecordedRequest(
         run=Path(run), target=target, adversary=adversary, attacks=attacks, profile=profile, seed=seed,
         assignments=assignments,
     )  # fmt: skip
-    with given_classes("attacks", *attacks):
-        return attack_recorded(request, data_root=_path(data_root), out=_path(out), fresh=fresh, progress=NoProgress())
+    with given_classes("attacks", *attacks), progress_shown(progress) as shown:
+        report = attack_recorded(request, data_root=_path(data_root), out=_path(out), fresh=fresh, progress=shown)
+    return AttackReport.of(report)
 
 
 def attack_vectors(
@@ -147,6 +155,7 @@ def attack_vectors(
     adversary: str = "server",
     seed: int = 0,
     assignments: Sequence[str] = (),
+    progress: "ShowProgress" = "auto",
 ) -> "AttackReport":
     """Attack vectors of your own, as `fdgsec attack --artifacts`; `dataset` names the adversary's public images.
 
@@ -159,7 +168,8 @@ def attack_vectors(
     With `out` the attacks' answers are written beside the report. Raises the errors of `fdgsec.runtime.errors`."""
     from fdgsec.experiments.attack_vectors.run_vector_attacks import attack_vectors as experiment
     from fdgsec.experiments.attack_vectors.vectors_request import VectorsRequest
-    from fdgsec.runtime.progress import NoProgress
+    from fdgsec.experiments.report.attack_report import AttackReport
+    from fdgsec.runtime.progress import progress_shown
     from fdgsec.runtime.registry import given_classes
 
     request = VectorsRequest(
@@ -169,8 +179,9 @@ def attack_vectors(
         per_domain=per_domain, image_size=image_size, allow_partial=allow_partial, attacks=attacks, adversary=adversary,
         profile=profile, seed=seed, assignments=assignments,
     )  # fmt: skip
-    with given_classes("attacks", *attacks):
-        return experiment(request, data_root=_path(data_root), out=_path(out), progress=NoProgress())
+    with given_classes("attacks", *attacks), progress_shown(progress) as shown:
+        report = experiment(request, data_root=_path(data_root), out=_path(out), progress=shown)
+    return AttackReport.of(report)
 
 
 def train(
@@ -184,21 +195,24 @@ def train(
     seed: int = 0,
     fresh: bool = False,
     assignments: Sequence[str] = (),
+    progress: "ShowProgress" = "auto",
     **settings: "Unpack[Settings]",
 ) -> "AttackReport":
     """Train a method and return the report with its accuracy on the unseen domain; arguments as in `attack`.
 
     With `out`, every round is kept there until the run is written, and the same call goes on after an interruption,
     unless `fresh`."""
+    from fdgsec.experiments.report.attack_report import AttackReport
     from fdgsec.experiments.run_config import train_settings
     from fdgsec.experiments.train import train as experiment
-    from fdgsec.runtime.progress import NoProgress
+    from fdgsec.runtime.progress import progress_shown
     from fdgsec.runtime.registry import given_classes
 
     given = {"dataset": dataset, "defenses": defenses, "seed": seed, **settings}
-    with given_classes("methods", method):
+    with given_classes("methods", method), progress_shown(progress) as shown:
         config = train_settings(method, given, preset=preset, assignments=assignments)
-        return experiment(config, data_root=_path(data_root), out=_path(out), progress=NoProgress(), fresh=fresh)
+        report = experiment(config, data_root=_path(data_root), out=_path(out), progress=shown, fresh=fresh)
+    return AttackReport.of(report)
 
 
 def bench(
@@ -216,6 +230,7 @@ def bench(
     workers: int = 1,
     limit: int | None = None,
     assignments: Sequence[str] = (),
+    progress: "ShowProgress" = "auto",
     **settings: "Unpack[Settings]",
 ) -> dict[str, Any]:
     """Train the cells of a protocol's (or an ablation's) table and return bench.json, as `fdgsec bench`.
@@ -227,15 +242,15 @@ def bench(
 
     from fdgsec.experiments.bench.run_bench import BenchRequest
     from fdgsec.experiments.bench.run_bench import bench as experiment
-    from fdgsec.runtime.progress import NoProgress
+    from fdgsec.runtime.progress import progress_shown
 
     request = BenchRequest(
         protocol=protocol, ablation=ablation, dataset=dataset, arms=tuple(methods), domains=tuple(domains),
         seeds=tuple(seeds), baseline=baseline, unequal=unequal_steps, given=settings, assignments=tuple(assignments),
     )  # fmt: skip
-    with TemporaryDirectory() as nowhere:
+    with TemporaryDirectory() as nowhere, progress_shown(progress) as shown:
         return experiment(
-            request, data_root=_path(data_root), out=Path(out or nowhere), progress=NoProgress(), limit=limit,
+            request, data_root=_path(data_root), out=Path(out or nowhere), progress=shown, limit=limit,
             workers=workers,
         )  # fmt: skip
 
@@ -258,6 +273,7 @@ def sweep(
     workers: int = 1,
     limit: int | None = None,
     assignments: Sequence[str] = (),
+    progress: "ShowProgress" = "auto",
     **settings: "Unpack[Settings]",
 ) -> dict[str, Any]:
     """Attack a target at all `values` of an `option` of the last defense, train it at `accuracy_at`, and return
@@ -270,7 +286,7 @@ def sweep(
     from fdgsec.experiments.run_config import defense_of
     from fdgsec.experiments.sweep.run_sweep import ATTACKS, SweepRequest
     from fdgsec.experiments.sweep.run_sweep import sweep as experiment
-    from fdgsec.runtime.progress import NoProgress
+    from fdgsec.runtime.progress import progress_shown
     from fdgsec.runtime.registry import given_classes
 
     request = SweepRequest(
@@ -279,10 +295,10 @@ def sweep(
         attacks=ATTACKS if attacks is None else tuple(attacks), protocol=protocol, seeds=seeds, seed=seed,
         profile=profile, workers=workers, given=settings, assignments=tuple(assignments),
     )  # fmt: skip
-    with TemporaryDirectory() as nowhere, given_classes("attacks", *(attacks or ())):
-        return experiment(
-            request, data_root=_path(data_root), out=Path(out or nowhere), progress=NoProgress(), limit=limit
-        )
+    with (
+        TemporaryDirectory() as nowhere, given_classes("attacks", *(attacks or ())), progress_shown(progress) as shown,
+    ):  # fmt: skip
+        return experiment(request, data_root=_path(data_root), out=Path(out or nowhere), progress=shown, limit=limit)
 
 
 def audit(
@@ -301,6 +317,7 @@ def audit(
     distinct_releases: int | None = None,
     seed: int = 0,
     assignments: Sequence[str] = (),
+    progress: "ShowProgress" = "auto",
     **settings: "Unpack[Settings]",
 ) -> dict[str, Any]:
     """Audit the guarantee of one of `defenses` and return audit.json; "faults" lists what refutes it.
@@ -309,7 +326,7 @@ def audit(
     describes the bounds."""
     from fdgsec.experiments.audit.run_audit import AuditPlan, audit_settings
     from fdgsec.experiments.audit.run_audit import audit as experiment
-    from fdgsec.runtime.progress import NoProgress
+    from fdgsec.runtime.progress import progress_shown
 
     plan = AuditPlan(
         runs=runs, repeats=repeats, confidence=confidence, canaries=canaries, guesses=guesses, canary=canary,
@@ -317,7 +334,8 @@ def audit(
     )  # fmt: skip
     given = {"dataset": dataset, "defenses": defenses, "seed": seed, **settings}
     config = audit_settings(target, given, plan, assignments=assignments)
-    return experiment(config, plan, data_root=_path(data_root), out=_path(out), progress=NoProgress())
+    with progress_shown(progress) as shown:
+        return experiment(config, plan, data_root=_path(data_root), out=_path(out), progress=shown)
 
 
 def claims(
@@ -331,6 +349,7 @@ def claims(
     profile: str = "quick",
     workers: int = 1,
     fresh: bool = False,
+    progress: "ShowProgress" = "auto",
     **settings: "Unpack[Settings]",
 ) -> dict[str, Any]:
     """Measure the papers' privacy claims (all, or `only` those named) and return claims.json, as `fdgsec claims`.
@@ -340,12 +359,12 @@ def claims(
 
     from fdgsec.experiments.claims.measured_runs import ClaimsRequest
     from fdgsec.experiments.claims.run_claims import claims as experiment
-    from fdgsec.runtime.progress import NoProgress
+    from fdgsec.runtime.progress import progress_shown
 
     request = ClaimsRequest(dataset=dataset, profile=profile, encoders=encoders, seeds=seeds, only=only, given=settings)
-    with TemporaryDirectory() as nowhere:
+    with TemporaryDirectory() as nowhere, progress_shown(progress) as shown:
         return experiment(
-            request, data_root=_path(data_root), out=Path(out or nowhere), fresh=fresh, progress=NoProgress(),
+            request, data_root=_path(data_root), out=Path(out or nowhere), fresh=fresh, progress=shown,
             workers=workers,
         )  # fmt: skip
 

@@ -48,7 +48,7 @@ def test_importing_fdgsec_loads_none_of_what_its_verbs_need():
 
 PUBLIC = {
     "attack", "attack_run", "attack_vectors", "train", "bench", "sweep", "audit", "claims", "compare",
-    "Method", "Attack", "Defense", "Artifact", "Target", "Question", "Measurement", "stream",
+    "Method", "Attack", "AttackReport", "Defense", "Artifact", "Target", "Question", "Measurement", "stream",
 }  # fmt: skip
 
 
@@ -95,11 +95,25 @@ def test_type_checkers_see_what_the_functions_take_and_return(tmp_path: Path):
         check=False,
     ).stdout  # fmt: skip
 
-    assert 'user.py:6: note: Revealed type is "fdgsec.experiments.report.schema.AttackReport"' in told
+    assert 'user.py:6: note: Revealed type is "fdgsec.experiments.report.attack_report.AttackReport"' in told
     assert 'user.py:7: note: Revealed type is "torch._C.Generator"' in told
     assert 'user.py:9: error: Unexpected keyword argument "per_domian" for "attack"; did you mean "per_domain"?' in told
     assert 'user.py:10: error: Argument "partition" to "train" has incompatible type' in told
     assert told.count("error: ") == 2
+
+
+def test_nothing_is_printed_by_a_function_unless_it_is_asked_for(capfd: pytest.CaptureFixture[str]):
+    fdgsec.train("fedavg", rounds=0, **SMALL)
+    assert capfd.readouterr() == ("", "")
+
+    with pytest.raises(UsageError, match="progress must be True, False or 'auto'; got 'yes'"):
+        fdgsec.train("fedavg", rounds=0, progress="yes", **SMALL)  # type: ignore[arg-type]
+
+
+def test_paths_may_be_strings(tmp_path: Path):
+    made = fdgsec.train("fedavg", rounds=0, out=str(tmp_path / "run"), **SMALL)
+
+    assert fdgsec.AttackReport.load(str(tmp_path / "run")).document() == made.document()
 
 
 def test_a_defense_as_an_object_is_the_one_that_its_text_names(tmp_path: Path):
