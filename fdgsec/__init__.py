@@ -4,7 +4,8 @@ Each verb of the command line is a function: `fdgsec.attack("ccst-overall", data
 `fdgsec attack --target ccst-overall --dataset pacs` prints. The types that methods, attacks and defenses
 need are here too. Everything is imported on first use."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
@@ -14,12 +15,16 @@ from fdgsec.runtime.version import __version__ as __version__
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fdgsec.data.domains import DomainDataset
+    from fdgsec.experiments.attack_vectors.candidate_images import StatisticsOf
     from fdgsec.experiments.attack_vectors.read_arrays import Candidates, Owners, Vectors
     from fdgsec.experiments.report.attack_report import AttackReport as AttackReport
     from fdgsec.experiments.settings import Settings
     from fdgsec.federation.artifacts import Artifact as Artifact
     from fdgsec.federation.defense import Defense as Defense
+    from fdgsec.federation.engines.flower.record_mod import FlowerMod
     from fdgsec.federation.method import Method as Method
+    from fdgsec.federation.recording import RecordedWire
     from fdgsec.metrics.measurement import Measurement as Measurement
     from fdgsec.nn.styles.encoders import StyleEncoder
     from fdgsec.runtime.progress import ShowProgress
@@ -30,7 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Artifact", "Attack", "AttackReport", "Defense", "Measurement", "Method", "Question", "Target", "attack",
-    "attack_run", "attack_vectors", "audit", "bench", "claims", "compare", "stream", "sweep", "train",
+    "attack_run", "attack_vectors", "audit", "bench", "claims", "compare", "load_dataset", "record",
+    "record_mod", "stream", "sweep", "train",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -141,6 +147,7 @@ def attack_vectors(
     rows: Literal["images", "clients"] = "images",
     again: "str | Vectors | None" = None,
     candidates: "str | Candidates | None" = None,
+    statistics: "StatisticsOf | None" = None,
     images_per_client: int | Sequence[int] = (),
     truth: "str | Owners | None" = None,
     dataset: str | None = None,
@@ -163,8 +170,11 @@ def attack_vectors(
     (2C,) or the rows of its images. With `rows="clients"` each row is one client's: no encoder is needed. `again` is a
     second release of the same clients, `candidates` are the rows of images that may be behind the vectors, and `truth`
     says which (one bool for each, or the number of its vector, from 1, and 0 for none); without candidates it is a file
-    that lists images. An `encoder` of your own is a function of float images (N, 3, H, W) in [0, 1] that gives features
-    (N, C, h, w), or a `fdgsec.nn.styles.callable_encoder.CallableEncoder` of one that takes uint8.
+    that lists images. Candidates may be images, uint8 or float in [0, 1], (N, 3, H, W) or (N, H, W, 3), or a folder of
+    them: `statistics` is then the function that gives for float images (N, 3, H, W) their rows (N, 2C), or `encoder`
+    names what does. The folder of a recording (`record`) is attacked with its second releases. An `encoder` of your own
+    is a function of float images (N, 3, H, W) in [0, 1] that gives features (N, C, h, w), or a
+    `fdgsec.nn.styles.callable_encoder.CallableEncoder` of one that takes uint8.
     With `out` the attacks' answers are written beside the report. Raises the errors of `fdgsec.runtime.errors`."""
     from fdgsec.experiments.attack_vectors.run_vector_attacks import attack_vectors as experiment
     from fdgsec.experiments.attack_vectors.vectors_request import VectorsRequest
@@ -174,7 +184,7 @@ def attack_vectors(
 
     request = VectorsRequest(
         artifacts=_file(artifacts), encoder=_encoder(encoder), rows=rows, again=_file(again),
-        candidates=_file(candidates), truth=_file(truth), dataset=dataset, unseen=target_domain,
+        candidates=_file(candidates), statistics=statistics, truth=_file(truth), dataset=dataset, unseen=target_domain,
         images_per_client=(images_per_client,) if isinstance(images_per_client, int) else tuple(images_per_client),
         per_domain=per_domain, image_size=image_size, allow_partial=allow_partial, attacks=attacks, adversary=adversary,
         profile=profile, seed=seed, assignments=assignments,
@@ -182,6 +192,63 @@ def attack_vectors(
     with given_classes("attacks", *attacks), progress_shown(progress) as shown:
         report = experiment(request, data_root=_path(data_root), out=_path(out), progress=shown)
     return AttackReport.of(report)
+
+
+@contextmanager
+def record(folder: str | Path) -> "Iterator[RecordedWire]":
+    """Record what the parties of any federation send, for `attack_run` and `fdgsec attack --run`:
+
+        with fdgsec.record("runs/wire") as wire:
+            wire.send("style", tensor, sender="hospital A")
+
+    Kinds are "style" (2C,), all channel means, then all stds, "image-styles" (R, 2C), "update" and "model" (state dicts
+    or lists of arrays), "gradient", "prototypes" (classes, d), "spectra", "generator" and "scores". Parties have any
+    names; the server is "server". A message is on the disk when `send` returns. An older recording in `folder` is
+    replaced. Raises UsageError for unknown kinds and for a folder that holds anything else, ArtifactError for wrong
+    shapes and numbers that are not finite."""
+    from fdgsec.federation.recording import record as recording
+
+    with recording(Path(folder)) as wire:
+        yield wire
+
+
+def record_mod(folder: str | Path, *, kinds: Mapping[str, str] | None = None) -> "FlowerMod":
+    """Make a mod for a Flower client app that records what its clients receive and send into `folder`:
+
+        app = ClientApp(client_fn, mods=[fdgsec.record_mod("runs/wire")])
+
+    `kinds` says of which kind the array records of a name are ({"bn_stats": "style"}); others are of the kind that they
+    are named after, else the model on the way down and an update on the way up. All processes on one machine may write
+    into one folder. Raises FlowerUnavailableError without the extra `flower`."""
+    from fdgsec.federation.engines.flower.versions import require_flower
+
+    require_flower(simulation=False)
+    from fdgsec.federation.engines.flower.record_mod import recording_mod
+
+    return recording_mod(Path(folder), kinds or {})
+
+
+def load_dataset(
+    name: str = "shapes",
+    *,
+    data_root: str | Path | None = None,
+    per_domain: int | None = None,
+    image_size: int | None = None,
+    seed: int = 0,
+    progress: "ShowProgress" = "auto",
+) -> "DomainDataset":
+    """Read the images of a dataset (`fdgsec list datasets`) with their domains, labels and names.
+
+    `images.pixels()` is (N, 3, H, W) uint8, `labels` and `domains` are (N,), with `class_names` and `domain_names`;
+    `subset(positions)` and `of_domain(name)` select. "folder" reads `data_root`/<domain>/<class>/<image>."""
+    from fdgsec.data.catalog import load_dataset as read
+    from fdgsec.runtime.progress import progress_shown
+
+    with progress_shown(progress) as shown:
+        return read(
+            name, data_root=_path(data_root), per_domain=per_domain, image_size=image_size, seed=seed,
+            progress=shown.update,
+        )  # fmt: skip
 
 
 def train(

@@ -49,6 +49,7 @@ def test_importing_fdgsec_loads_none_of_what_its_verbs_need():
 PUBLIC = {
     "attack", "attack_run", "attack_vectors", "train", "bench", "sweep", "audit", "claims", "compare",
     "Method", "Attack", "AttackReport", "Defense", "Artifact", "Target", "Question", "Measurement", "stream",
+    "record", "record_mod", "load_dataset",
 }  # fmt: skip
 
 
