@@ -5,12 +5,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fdgsec.experiments.report import schema
 from fdgsec.experiments.report.findings import Finding, Findings, finding_of, findings_of
 from fdgsec.experiments.report.html import css_of, render
-from fdgsec.experiments.report.pages import page
+from fdgsec.experiments.report.pages import page, source
 from fdgsec.experiments.report.schema import COLUMNS, AttackResult, cells
 from fdgsec.experiments.report.series_plots import plot_answers, plot_figure
 from fdgsec.experiments.report.stored import checked_report
@@ -20,6 +20,7 @@ from fdgsec.federation.run_folder import MARKS, check_replaceable, new_folder
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.checked_files import write_sums
 from fdgsec.runtime.errors import MissingResourceError, UsageError, unknown_name
+from fdgsec.runtime.untrusted_text import parse_json_object
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -99,6 +100,11 @@ class AttackReport(schema.AttackReport):
         Raises UsageError where there is none, or one that this version of fdgsec would not write; DataError where the
         folder's SHA256SUMS does not hold."""
         return cls.of(checked_report(Path(path)))
+
+    @staticmethod
+    def json_schema() -> dict[str, Any]:
+        """The JSON Schema (draft 2020-12) of report.json, which docs/report.schema.json publishes."""
+        return parse_json_object(source("report.schema.json"), source="report.schema.json")
 
     @property
     def findings(self) -> Findings:
