@@ -204,7 +204,7 @@ def test_a_loop_that_fails_leaves_what_it_sent_and_says_so(tmp_path: Path):
     with pytest.raises(KeyboardInterrupt):
         loop()
 
-    assert "ended with an error" in fdgsec.attack_run(tmp_path / "wire").environment["notes"]
+    assert "ended with an error" in str(fdgsec.attack_run(tmp_path / "wire").environment["notes"])
 
 
 def test_a_recording_that_was_altered_or_has_no_style_is_refused(tmp_path: Path):
@@ -238,7 +238,7 @@ def node(folder: Path, *, partition: int, run: int = 7, style: Tensor | None = N
     sent = RecordDict({"arrays": ArrayRecord({"weight": torch.zeros(2, 2)}), "config": ConfigRecord({"lr": 0.1})})
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run, partition + 1, 1  # as Flower sets them
     message = Message(content=sent, dst_node_id=partition + 1, message_type="train", group_id=group)
-    config = {"partition-id": partition, "num-partitions": CLIENTS}
+    config: dict[str, bool | float | int | str] = {"partition-id": partition, "num-partitions": CLIENTS}
     return app(
         message, Context(run_id=run, node_id=partition + 1, node_config=config, state=RecordDict(), run_config={})
     )
@@ -256,7 +256,7 @@ def test_a_flower_mod_records_what_clients_receive_and_send(tmp_path: Path):
     assert [reply.content["metrics"]["loss"] for reply in replies] == [0.5] * 3
     report = fdgsec.attack_run(tmp_path / "wire")
     assert report["linkage"].status == "done"
-    assert "not sealed" in report.environment["notes"]
+    assert "not sealed" in str(report.environment["notes"])
 
 
 def test_a_flower_mod_refuses_what_is_no_style_and_another_run(tmp_path: Path):

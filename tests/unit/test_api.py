@@ -1,5 +1,6 @@
 """The functions of `fdgsec`: what the command line does, imported when they are called."""
 
+import inspect
 import json
 import subprocess
 import sys
@@ -63,6 +64,20 @@ def test_the_package_shows_its_public_names_and_nothing_else_before_and_after_a_
 
     assert told[0] == "True"
     assert set(told[1:]) == PUBLIC == set(fdgsec.__all__)
+
+
+def test_every_public_name_says_what_it_is_and_so_do_its_methods():
+    silent = [name for name in fdgsec.__all__ if not inspect.getdoc(getattr(fdgsec, name))]
+    silent += [
+        f"{name}.{method}"
+        for name in fdgsec.__all__
+        for method, found in vars(getattr(fdgsec, name)).items()
+        if inspect.isclass(getattr(fdgsec, name)) and not method.startswith("_")
+        if (callable(found) or isinstance(found, property | classmethod | staticmethod))
+        and not inspect.getdoc(getattr(getattr(fdgsec, name), method))
+    ]
+
+    assert silent == []
 
 
 def test_what_extenders_need_are_the_types_of_the_product():

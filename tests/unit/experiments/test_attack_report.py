@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas
 import pytest
 from matplotlib.figure import Figure as Canvas
@@ -156,7 +157,7 @@ def test_lines_of_a_figure_are_the_series_and_can_be_restyled():
     assert report().plot("roc", ax=axis, domain="photo") is axis
     first, second, baseline = axis.lines
     first.set_color("red")
-    assert list(first.get_ydata()) == SERIES["photo n=40 tpr"]
+    assert np.asarray(first.get_ydata()).tolist() == SERIES["photo n=40 tpr"]
     assert [line.get_label() for line in (first, second, baseline)] == ["n = 40", "n = 80", "baseline"]
 
 
@@ -176,8 +177,8 @@ def test_bars_and_pictures_are_drawn_on_axes_too():
     report().plot("grid", ax=grid)
 
     assert [tick.get_text() for tick in answers.get_yticklabels()] == [one.asks for one in report().findings.answers]
-    assert answers.patches[0].get_width() == pytest.approx(0.4)  # from the baseline .5 to .9
-    assert list(sizes.containers[0].lines[0].get_ydata()) == SIZES["photo auc"]
+    assert answers.patches[0].get_extents().transformed(answers.transData.inverted()).width == pytest.approx(0.4)
+    assert np.asarray(sizes.lines[0].get_ydata()).tolist() == SIZES["photo auc"]
     assert len(grid.images) == 1
 
 
