@@ -18,18 +18,14 @@
 # encoder, the mean and the standard deviation over its pixels. The paper argues that so few numbers cannot reveal
 # images.
 #
-# The notebook uses `shapes`, a bundled procedural dataset, so it needs no data and no network. **Results on shapes test
-# the software; they say nothing about real data.** For results on real images, set `DATASET` to `"pacs"` and point
-# `$FDGSEC_DATA` to your copy.
+# The notebook uses `shapes`, a bundled procedural dataset, so it needs no data and no network. **Shapes proves that the
+# mechanics work; nothing here is a finding about a method.** For results on real images, set `DATASET` to `"pacs"` and
+# point `$FDGSEC_DATA` to your copy.
 
 # %%
 import matplotlib.pyplot as plt
-import torch
 
 import fdgsec
-from fdgsec.data.domains import as_float
-from fdgsec.data.shapes import shapes
-from fdgsec.experiments.report.schema import AttackReport
 
 DATASET = "shapes"
 SETTINGS = {"per_domain": 210}
@@ -38,13 +34,23 @@ SETTINGS = {"per_domain": 210}
 # ## Four domains, seven classes
 
 # %%
-images = shapes(image_size=64, per_domain=7)
+images = fdgsec.load_dataset("shapes", image_size=64, per_domain=7)
 figure, axes = plt.subplots(4, 7, figsize=(9, 5.4))
-for axis, picture in zip(axes.flat, as_float(images.pixels()), strict=True):
+for axis, picture in zip(axes.flat, images.pixels(), strict=True):
     axis.imshow(picture.permute(1, 2, 0))
     axis.set_axis_off()
 for row, name in enumerate(images.domain_names):
     axes[row, 0].set_title(name, loc="left", fontsize=9)
+
+# %% [markdown]
+# ## The answer first
+#
+# One call runs the method, records what is sent, attacks it, and returns a report. A report shows its answer: one
+# sentence, and a row for each question.
+
+# %%
+overall = fdgsec.attack("ccst-overall", dataset=DATASET, attacks=["differencing", "membership"], **SETTINGS)
+overall
 
 # %% [markdown]
 # ## What is sent
@@ -53,7 +59,6 @@ for row, name in enumerate(images.domain_names):
 # server sends all of them to every client. This is the whole transcript.
 
 # %%
-overall = fdgsec.attack("ccst-overall", dataset=DATASET, attacks=["differencing", "membership"], **SETTINGS)
 for row in overall.artifacts:
     print(f"{row['sender']:>9} -> {row['receiver']:<9} {row['kind']:<16} {row['bytes']:>6} bytes")
 
@@ -62,22 +67,12 @@ for row in overall.artifacts:
 #
 # A pooled style is exactly an average, if it is written as $(\mu, \sigma^2 + \mu^2)$. Anyone who sees it before and
 # after one image is added can subtract. This needs no learning, only arithmetic, and the error is that of 32-bit
-# numbers.
-
+# numbers. `to_frame` gives a pandas table of every number with interval and baseline (`chance`).
 
 # %%
-def show(report: AttackReport, attack: str, *names: str) -> None:
-    """Print the rows of one attack: value, interval, baseline."""
-    for result in report.attacks:
-        for row in result.measurements if result.name == attack else ():
-            if row.name in names and row.value is not None:
-                where = ", ".join(f"{key} {value}" for key, value in row.slice.items())
-                low, high = row.low or row.value, row.high or row.value
-                baseline = "" if row.chance is None else f"baseline {row.chance:.3f}"
-                print(f"{row.name:>18}  {row.value:8.4f}  [{low:.4f}, {high:.4f}]  {baseline:<15}  {where}")
-
-
-show(overall, "differencing", "relative_error", "top1")
+columns = ["measurement", "slice", "value", "low", "high", "chance", "verdict"]
+rows = overall["differencing"].to_frame()
+rows.loc[rows["measurement"].isin(["relative_error", "top1"]), columns]
 
 # %% [markdown]
 # ## Was this image in the average?
@@ -87,7 +82,9 @@ show(overall, "differencing", "relative_error", "top1")
 # candidates are never included. The smaller the client, the stronger the attack.
 
 # %%
-show(overall, "membership", "auc", "one_candidate_auc")
+figure, axes = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
+overall.plot("roc", ax=axes[0]).legend(fontsize=7)
+overall.plot("auc-by-n", ax=axes[1])
 
 # %% [markdown]
 # ## Single styles reveal more
@@ -98,9 +95,7 @@ show(overall, "membership", "auc", "one_candidate_auc")
 # %%
 attacks = ["reidentification", "label-inference", "domain-inference"]
 single = fdgsec.attack("ccst-single", dataset=DATASET, attacks=attacks, **SETTINGS)
-show(single, "reidentification", "top1")
-show(single, "label-inference", "balanced_accuracy")
-show(single, "domain-inference", "balanced_accuracy")
+single
 
 # %% [markdown]
 # ## Are the attacks valid?
@@ -127,11 +122,10 @@ client = fdgsec.attack(
     "ccst-overall", dataset=DATASET, adversary="client", attacks=["differencing", "membership"], **SETTINGS
 )
 for result in client.attacks:
-    print(f"{result.name:<14} {result.status}  {result.reason}")
+    print(f"{result.name:<14} {result.verdict}  {result.reason}")
 
 # %% [markdown]
-# The full report, with images and every row, is one HTML page:
-# `fdgsec attack --target ccst-single --dataset pacs --out runs/single`.
-
-# %%
-torch.get_num_threads(), overall.environment["torch"]
+# ## The report
+#
+# `report.save("folder")` writes one HTML page with every row, the document and the table; `out="folder"` also keeps the
+# transcript. On the command line: `fdgsec attack ccst-single --dataset pacs --out runs/single`.

@@ -12,7 +12,7 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.data.official_split_masks import official_mask, require_official
 from fdgsec.data.partition import split_validation
 from fdgsec.experiments.report.accuracy import accuracy_document, adapted_document, steps_document
-from fdgsec.experiments.report.html import render
+from fdgsec.experiments.report.attack_report import report_files
 from fdgsec.experiments.report.schema import AttackReport
 from fdgsec.experiments.run_config import RunConfig, on_stated_threads
 from fdgsec.experiments.setup.defenses import defense_documents, defense_stack_of
@@ -258,9 +258,8 @@ def report_of(
 def write_run(report: AttackReport, trained: FederationRun, config: RunConfig, out: Path) -> None:
     """Write a training run's folder: report, settings, model, curve, transcript, and a remote engine's status."""
     with new_folder(out) as draft:
-        (draft / "report.json").write_text(report.json())
-        (draft / "report.html").write_text(render(report, settings=config.document(), points=trained.curve))
-        (draft / "measurements.csv").write_text(report.csv())
+        for name, content in report_files(report, settings=config.document(), points=trained.curve).items():
+            (draft / name).write_bytes(content)
         (draft / "config.json").write_text(json.dumps(config.document(), indent=1, default=str) + "\n")
         (draft / "curve.json").write_text(json.dumps(list(trained.curve), indent=1) + "\n")
         if trained.model is not None:

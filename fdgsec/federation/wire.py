@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,8 @@ GENESIS = "0" * 64
 PARTY = re.compile(rf"{SERVER}|{CLIENTS}|(client|{ANONYMOUS}):[0-9]{{1,9}}")
 """The names of senders and receivers."""
 LARGEST_PAYLOAD = 2**33
+LONGEST_ROW = 4096
+"""Bytes of one line of a transcript; fdgsec's have less than 500."""
 _DIGEST = re.compile("[0-9a-f]{64}")
 
 
@@ -228,6 +231,31 @@ class Transcript:
             if row.omits is not None and row.sha256 in transcript.payloads:
                 transcript.payloads[row.sha256].without_rows_of(row.omits)  # of a kind whose rows have owners
         return transcript
+
+
+def append_saved(folder: Path, message: Message) -> None:
+    """Append a message to the transcript that is saved in `folder`, or begin one there.
+
+    The payload is written first. The caller holds the folder against other writers."""
+    index = folder / "transcript.jsonl"
+    last = _last_line(index)
+    transcript = Transcript(rows=[_row(last, f"the last line of {index}")] if last else [])
+    transcript.append(message)
+    payload = folder / "payloads" / f"{transcript.rows[-1].sha256}.safetensors"
+    if not payload.exists():
+        write_atomic(payload, message.artifact.encode(), synced=False)
+    with index.open("ab") as file:
+        file.write((json.dumps(transcript.rows[-1].__dict__) + "\n").encode())
+
+
+def _last_line(path: Path) -> bytes:
+    """The last line of a file without its end; empty where there is none."""
+    if not path.exists():
+        return b""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - LONGEST_ROW))
+        return file.read().rstrip(b"\n").rpartition(b"\n")[2]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -1,5 +1,6 @@
 """Progress: bars with the time left on a terminal's stderr, elsewhere a line every 30 seconds."""
 
+import html
 import sys
 import threading
 import time
@@ -8,16 +9,20 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
-from fdgsec.runtime.errors import message_line
+from fdgsec.runtime.errors import UsageError, message_line
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
 T = TypeVar("T")
+ShowProgress = bool | Literal["auto"]
+"""Whether a function of `fdgsec` shows progress; "auto" means in a notebook and on a terminal."""
 EVERY = 30.0
 """Seconds between the lines that are written where stderr is no terminal."""
+BETWEEN = 0.5
+"""Seconds between two states of the line in a notebook."""
 
 
 class Progressive(Protocol):
@@ -152,6 +157,31 @@ class Several:
             way.update(description, done, total)
 
 
+@dataclass(kw_only=True, eq=False)
+class NotebookLine:
+    """One line below a notebook's cell, with a bar for the step that was updated last; it is shown twice a second.
+
+    `show` replaces the line. Nothing is written to stdout."""
+
+    show: Callable[[str], None]
+    clock: Callable[[], float] = time.monotonic
+    begun: dict[str, float] = field(default_factory=dict)
+    shown_at: float = float("-inf")
+
+    def update(self, description: str, done: int, total: int) -> None:
+        """Show the state of `description`."""
+        now = self.clock()
+        if done == 0:
+            self.begun[description] = now
+        passed = now - self.begun.setdefault(description, now)
+        if now - self.shown_at < BETWEEN and done < total:
+            return
+        self.shown_at = now
+        left = f", about {duration(passed / done * (total - done))} left" if 0 < done < total else ""
+        bar = f'<progress value="{done}" max="{max(total, 1)}"></progress>'
+        self.show(f"{bar} {html.escape(description)}: {done}/{total}, {duration(passed)}{left}")
+
+
 def duration(seconds: float) -> str:
     """12 s, 3 min 5 s, 2 h 10 min."""
     whole = round(seconds)
@@ -173,6 +203,44 @@ def progress_bars() -> Iterator[Progressive]:
         progress = Several(ways=tuple(ways))
         stack.enter_context(reporting(progress))
         yield progress
+
+
+@contextmanager
+def progress_shown(choice: ShowProgress) -> Iterator[Progressive]:
+    """Show progress inside the block as the caller of a function of `fdgsec` chose, and that of `tracked` loops.
+
+    In a notebook below the cell, elsewhere on stderr. Raises UsageError for another choice."""
+    if choice not in (True, False, "auto"):
+        raise UsageError(f"progress must be True, False or 'auto'; got {choice!r}.")
+    notebook = _in_notebook()
+    with ExitStack() as stack:
+        progress: Progressive = NoProgress()
+        if choice is not False and notebook:
+            progress = stack.enter_context(_below_the_cell())
+        elif choice is True or (choice == "auto" and sys.stderr is not None and sys.stderr.isatty()):
+            progress = stack.enter_context(_on_stderr(verbose=False))
+        stack.enter_context(reporting(progress))
+        yield progress
+
+
+def _in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    shell = sys.modules.get("IPython")
+    running = None if shell is None else shell.get_ipython()
+    return running is not None and getattr(running, "kernel", None) is not None
+
+
+@contextmanager
+def _below_the_cell() -> Iterator[Progressive]:
+    """A line in the output of the running cell, which is empty when the block ends."""
+    from IPython.display import HTML, display
+
+    handle = display(HTML(""), display_id=True)
+    assert handle is not None  # a display with an id has a handle
+    try:
+        yield NotebookLine(show=lambda text: handle.update(HTML(text)))
+    finally:
+        handle.update(HTML(""))
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """The functions of `fdgsec`: what the command line does, imported when they are called."""
 
+import inspect
 import json
 import subprocess
 import sys
@@ -48,7 +49,8 @@ def test_importing_fdgsec_loads_none_of_what_its_verbs_need():
 
 PUBLIC = {
     "attack", "attack_run", "attack_vectors", "train", "bench", "sweep", "audit", "claims", "compare",
-    "Method", "Attack", "Defense", "Artifact", "Target", "Question", "Measurement", "stream",
+    "Method", "Attack", "AttackReport", "Defense", "Artifact", "Target", "Question", "Measurement", "stream",
+    "record", "record_mod", "load_dataset",
 }  # fmt: skip
 
 
@@ -62,6 +64,20 @@ def test_the_package_shows_its_public_names_and_nothing_else_before_and_after_a_
 
     assert told[0] == "True"
     assert set(told[1:]) == PUBLIC == set(fdgsec.__all__)
+
+
+def test_every_public_name_says_what_it_is_and_so_do_its_methods():
+    silent = [name for name in fdgsec.__all__ if not inspect.getdoc(getattr(fdgsec, name))]
+    silent += [
+        f"{name}.{method}"
+        for name in fdgsec.__all__
+        for method, found in vars(getattr(fdgsec, name)).items()
+        if inspect.isclass(getattr(fdgsec, name)) and not method.startswith("_")
+        if (callable(found) or isinstance(found, property | classmethod | staticmethod))
+        and not inspect.getdoc(getattr(getattr(fdgsec, name), method))
+    ]
+
+    assert silent == []
 
 
 def test_what_extenders_need_are_the_types_of_the_product():
@@ -95,11 +111,25 @@ def test_type_checkers_see_what_the_functions_take_and_return(tmp_path: Path):
         check=False,
     ).stdout  # fmt: skip
 
-    assert 'user.py:6: note: Revealed type is "fdgsec.experiments.report.schema.AttackReport"' in told
+    assert 'user.py:6: note: Revealed type is "fdgsec.experiments.report.attack_report.AttackReport"' in told
     assert 'user.py:7: note: Revealed type is "torch._C.Generator"' in told
     assert 'user.py:9: error: Unexpected keyword argument "per_domian" for "attack"; did you mean "per_domain"?' in told
     assert 'user.py:10: error: Argument "partition" to "train" has incompatible type' in told
     assert told.count("error: ") == 2
+
+
+def test_nothing_is_printed_by_a_function_unless_it_is_asked_for(capfd: pytest.CaptureFixture[str]):
+    fdgsec.train("fedavg", rounds=0, **SMALL)
+    assert capfd.readouterr() == ("", "")
+
+    with pytest.raises(UsageError, match="progress must be True, False or 'auto'; got 'yes'"):
+        fdgsec.train("fedavg", rounds=0, progress="yes", **SMALL)  # type: ignore[arg-type]
+
+
+def test_paths_may_be_strings(tmp_path: Path):
+    made = fdgsec.train("fedavg", rounds=0, out=str(tmp_path / "run"), **SMALL)
+
+    assert fdgsec.AttackReport.load(str(tmp_path / "run")).document() == made.document()
 
 
 def test_a_defense_as_an_object_is_the_one_that_its_text_names(tmp_path: Path):

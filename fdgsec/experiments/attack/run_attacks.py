@@ -32,7 +32,7 @@ from fdgsec.experiments.attack.target_control import (
 )
 from fdgsec.experiments.attack.unread_releases import unread_kinds
 from fdgsec.experiments.report.accuracy import accuracy_document
-from fdgsec.experiments.report.html import render
+from fdgsec.experiments.report.attack_report import report_files
 from fdgsec.experiments.report.schema import AttackReport, AttackResult
 from fdgsec.experiments.run_config import Keep, RunConfig, on_stated_threads
 from fdgsec.experiments.setup.defenses import defense_documents, defense_stack_of
@@ -292,17 +292,10 @@ def write_report(
     files: Mapping[str, bytes] = MappingProxyType({}),
 ) -> None:
     """Write report.json, report.html, measurements.csv, figures, settings, transcript and `files`, all or none."""
-    document, page, table = report.json(), render(report, settings=config.document()), report.csv()
+    written = report_files(report, settings=config.document())
     with new_folder(out) as draft:
-        (draft / "report.json").write_text(document)
-        (draft / "report.html").write_text(page)
-        (draft / "measurements.csv").write_text(table)
         (draft / "config.json").write_text(json.dumps(config.document(), indent=1, default=str) + "\n")
-        for result in report.attacks:
-            for figure in result.figures:
-                if figure.png is not None:
-                    (draft / f"{result.name}-{figure.name}.png").write_bytes(figure.png)
-        for name, content in files.items():
+        for name, content in {**written, **files}.items():
             (draft / name).write_bytes(content)
         transcript.save(draft)
         write_sums(draft)

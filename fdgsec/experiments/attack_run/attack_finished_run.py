@@ -26,6 +26,9 @@ from fdgsec.experiments.attack.run_attacks import (
 from fdgsec.experiments.attack.unread_releases import unread_kinds
 from fdgsec.experiments.attack_run.read_finished_run import MODELS, Record, Recorded, read_record, reconstruct_run
 from fdgsec.experiments.attack_run.truth import RecordedQuestions, models_not_kept, reproduce_states
+from fdgsec.experiments.attack_vectors.read_recording import is_recording
+from fdgsec.experiments.attack_vectors.run_vector_attacks import attack_vectors
+from fdgsec.experiments.attack_vectors.vectors_request import VectorsRequest
 from fdgsec.experiments.report.schema import AttackReport
 from fdgsec.experiments.run_config import Profile, RunConfig, merged, named_attacks, parse_assignments, target_method
 from fdgsec.experiments.setup.defenses import defense_stack_of
@@ -67,6 +70,8 @@ def attack_recorded(
     Questions that the transcript does not answer are simulated with the run's method, or skipped with the reason.
     Finished attacks are kept as they finish, and used again by the next call with the same request, unless `fresh`.
     Raises UsageError, DataError, ArtifactError and MissingResourceError before anything is written."""
+    if is_recording(request.run):
+        return attack_vectors(_of_recording(request, out), data_root=data_root, out=out, progress=progress)
     started = time.monotonic()
     if out is not None:
         check_replaceable(out)
@@ -98,12 +103,26 @@ def attack_recorded(
     return report
 
 
+def _of_recording(request: RecordedRequest, out: Path | None) -> VectorsRequest:
+    """The request about a recording of another federation, which has no method. Raises UsageError for a target."""
+    if request.target is not None:
+        raise UsageError(f"{request.run} is a recording of another federation: there is no method to name a target of.")
+    if out is not None and out.resolve() == request.run.resolve():
+        raise UsageError(f"--out {out} is the folder of the recording; name another folder.")
+    return VectorsRequest(
+        artifacts=request.run, adversary=request.adversary, attacks=request.attacks, profile=request.profile,
+        seed=request.seed or 0, assignments=request.assignments,
+    )  # fmt: skip
+
+
 def dry_run_recorded(
     request: RecordedRequest, *, data_root: Path | None, progress: Progressive
 ) -> tuple[RunConfig, list[tuple[str, str]]]:
     """The settings, and each attack with whether it would run or why not, decided as in the run.
 
-    Raises what `attack_recorded` raises."""
+    Raises what `attack_recorded` raises, and UsageError for a recording, whose attacks take seconds."""
+    if is_recording(request.run):
+        raise UsageError(f"{request.run} is a recording: attacks on it take seconds; leave --dry-run out.")
     record = read_record(request.run)
     config = settings_for(record, request)
     attacks = attacks_of(config)

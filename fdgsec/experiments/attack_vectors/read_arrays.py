@@ -26,6 +26,7 @@ Array = npt.NDArray[Any] | Tensor
 Vectors = Path | Artifact | Array | Mapping[str, Array]
 """A file, an artifact, rows (R, 2C), or per client one vector (2C,) or the rows of its images (R, 2C)."""
 Candidates = Path | Array
+"""A file of statistics or an array of them, (G, 2C); or images: a folder, or an array with four axes."""
 Owners = Path | Array | Sequence[int]
 """A file, or one number for each candidate (CandidateTable.owner; True and False about one vector)."""
 
@@ -37,8 +38,10 @@ def vectors_of(source: Vectors, *, rows: Rows, option: str = "--artifacts") -> d
     if isinstance(source, Artifact):
         return sent_of_artifact(source, rows=rows, where=option)
     if isinstance(source, Mapping):
-        return _of_mapping({str(name): _numbers(one, option) for name, one in source.items()}, rows=rows, where=option)
-    return sent_of_table(_numbers(source, option), rows=rows, where=option)
+        return _of_mapping(
+            {str(name): numbers_of(one, option) for name, one in source.items()}, rows=rows, where=option
+        )
+    return sent_of_table(numbers_of(source, option), rows=rows, where=option)
 
 
 def _of_mapping(given: Mapping[str, Tensor], *, rows: Rows, where: str) -> dict[str, Sent]:
@@ -63,7 +66,7 @@ def _shapes(given: Mapping[str, Tensor]) -> str:
     return ", ".join(f"{name} {tuple(values.shape)}" for name, values in given.items())
 
 
-def _numbers(values: object, where: str) -> Tensor:
+def numbers_of(values: object, where: str) -> Tensor:
     """An array or tensor as float32 or float64, as precise as it is. Raises DataError for anything else."""
     array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     if array.dtype.kind not in "fiu":
@@ -80,7 +83,7 @@ def candidates_of(source: Candidates, truth: Owners | None) -> CandidateTable:
     if isinstance(truth, Path):
         raise UsageError("the truth about candidates in an array must be an array too, with one number for each.")
     return candidate_table(
-        _numbers(source, "candidates"), None if truth is None else _owners(truth), where="candidates"
+        numbers_of(source, "candidates"), None if truth is None else _owners(truth), where="candidates"
     )
 
 

@@ -27,6 +27,8 @@ from fdgsec.runtime.errors import ArtifactError, DataError, UsageError, unknown_
 from fdgsec.runtime.tensor_files import read_npy
 from fdgsec.runtime.untrusted_text import read_bytes
 
+PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
+"""Files of a folder that are read as images."""
 OWN = "artifacts"
 """The name of target and method in reports on the user's vectors."""
 READABLE = (ImageStyles.kind, StyleStatistics.kind, StyleBank.kind, Amplitudes.kind)
@@ -268,6 +270,27 @@ def read_truth(
         ids=tuple(row["image"] for row in rows), class_names=names["label"], domain_names=names["domain"],
     )  # fmt: skip
     return Listed(images=images, members=_members(rows, path), labeled="label" in rows[0], placed="domain" in rows[0])
+
+
+def images_of_folder(folder: Path, *, image_size: int | None) -> DomainDataset:
+    """Every image in a folder and those in it, in the order of their names, without labels or domains.
+
+    Raises DataError where there are none, UsageError where they are not of one size and none is given."""
+    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in PICTURES and path.is_file())
+    if not files:
+        raise DataError(f"{folder} holds no images ({', '.join(PICTURES)}).")
+    names = [path.relative_to(folder).as_posix() for path in files]
+    listed = [
+        ImageFile(path=name, id=name, domain=0, label=0, size=file.stat().st_size)
+        for name, file in zip(names, files, strict=True)
+    ]
+    size = image_size or _common_size(files, folder)
+    nothing = torch.zeros(len(files), dtype=torch.int64)
+    return DomainDataset(
+        name=folder.name, store=decode(_Named(folder, dict(zip(names, files, strict=True))), listed, image_size=size),
+        rows=torch.arange(len(files)), labels=nothing, domains=nothing, ids=tuple(names), class_names=("any",),
+        domain_names=("any",),
+    )  # fmt: skip
 
 
 def _is_file(path: Path) -> bool:

@@ -20,10 +20,12 @@ from fdgsec.experiments.attack.attack_context import judge_of
 from fdgsec.experiments.attack.loop import AttackSetting, attacks_of, corrected, run_attacks
 from fdgsec.experiments.attack.release_check import difference, spectra_of_images
 from fdgsec.experiments.attack.run_attacks import write_report
+from fdgsec.experiments.attack.unread_releases import unread_kinds
 from fdgsec.experiments.attack_vectors.answer_tables import guess_files
 from fdgsec.experiments.attack_vectors.given_questions import GivenVectors
 from fdgsec.experiments.attack_vectors.questions import VectorQuestions
 from fdgsec.experiments.attack_vectors.read_arrays import vectors_of
+from fdgsec.experiments.attack_vectors.read_recording import Recording, is_recording, read_recording
 from fdgsec.experiments.attack_vectors.read_vectors import OWN, Listed, Rows, Sent, check_channels, read_truth
 from fdgsec.experiments.attack_vectors.vectors_request import (
     ENCODER_NEEDED,
@@ -31,7 +33,7 @@ from fdgsec.experiments.attack_vectors.vectors_request import (
     VectorsRequest,
     given_vectors,
 )
-from fdgsec.experiments.report.schema import AttackReport
+from fdgsec.experiments.report.schema import AttackReport, AttackResult
 from fdgsec.experiments.run_config import RunConfig, attack_settings, parse_assignments
 from fdgsec.experiments.setup.run_inputs import artifact_rows
 from fdgsec.experiments.train import dataset_document
@@ -77,6 +79,9 @@ def attack_vectors(
     started = time.monotonic()
     if out is not None:
         check_replaceable(out)
+    recording = read_recording(request.artifacts) if is_recording(request.artifacts) else None
+    if recording is not None:
+        request = of_recording(request, recording)
     config = _settings(request)
     attacks = attacks_of(config)
     sent = vectors_of(request.artifacts, rows=request.rows)
@@ -90,15 +95,12 @@ def attack_vectors(
     notes += _style_match_note(sent, truth, request.encoder)
     setting = _attack_setting(request, config, questions, public)
     outcomes = run_attacks(attacks, setting, progress)
-    transcript = _transcript(sent, request, given)
-    report = AttackReport(
-        target=OWN, method=OWN, preset="", dataset=_described(public, truth, given),
-        encoder=request.encoder or NO_ENCODER, backbone=None,
-        seed=request.seed, profile=config.profile, reused=False, defenses=[], guarantees=[], accuracy=None,
-        attacks=corrected(outcomes), artifacts=artifact_rows(transcript.rows)[0], model_traffic=[],
-        transcript_sha256=transcript.sha256, environment={**environment(), "notes": "; ".join(notes)},
-        seconds=time.monotonic() - started,
-    )  # fmt: skip
+    transcript = _transcript(sent, request, given) if recording is None else recording.transcript
+    notes += [] if recording is None else recording.notes
+    results = corrected(outcomes)
+    report = _report(request, config, results, transcript, dataset=_described(public, truth, given), notes=notes)
+    unread = () if recording is None else unread_kinds(transcript, setting.adversary, attacks, results)
+    report = replace(report, unread_kinds=unread, seconds=time.monotonic() - started)
     if out is not None:
         files = guess_files(
             outcomes, questions.names, setting.knowledge,
@@ -107,6 +109,31 @@ def attack_vectors(
         )  # fmt: skip
         write_report(report, out, config=config, transcript=transcript, files=files)
     return report
+
+
+def of_recording(request: VectorsRequest, recording: Recording) -> VectorsRequest:
+    """The request about the vectors of a recording; second releases are its own unless others are given."""
+    again = recording.again if request.again is None else request.again
+    rows: Rows = "clients" if next(iter(recording.first.values())).ndim == 1 else "images"
+    return replace(request, artifacts=recording.first, again=again, rows=rows)
+
+
+def _report(
+    request: VectorsRequest,
+    config: RunConfig,
+    results: Sequence[AttackResult],
+    transcript: Transcript,
+    *,
+    dataset: Mapping[str, object],
+    notes: Sequence[str],
+) -> AttackReport:
+    artifacts, traffic = artifact_rows(transcript.rows)
+    return AttackReport(
+        target=OWN, method=OWN, preset="", dataset=dataset, encoder=request.encoder or NO_ENCODER, backbone=None,
+        seed=request.seed, profile=config.profile, reused=False, defenses=[], guarantees=[], accuracy=None,
+        attacks=results, artifacts=artifacts, model_traffic=traffic, transcript_sha256=transcript.sha256,
+        environment={**environment(), "notes": "; ".join(notes)}, seconds=0.0,
+    )  # fmt: skip
 
 
 def _settings(request: VectorsRequest) -> RunConfig:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fdgsec.experiments.attack_vectors.candidate_images import StatisticsOf, are_images, candidates_by_statistics
 from fdgsec.experiments.attack_vectors.given_questions import GivenVectors, second_releases, sizes_of
 from fdgsec.experiments.attack_vectors.read_arrays import Candidates, Owners, Vectors, candidates_of, vectors_of
 from fdgsec.experiments.attack_vectors.read_candidates import CandidateTable
@@ -23,7 +24,8 @@ class VectorsRequest:
     """Vectors to attack, their encoder and their truth; with `dataset` None, the adversary has no images.
 
     `rows` says what a row of a table is of. Vectors of clients need no encoder; `again` is a second release of theirs,
-    `candidates` the statistics of images that may be behind them, in place of images (`truth` is about these then), and
+    `candidates` the statistics of images that may be behind them, in place of images (`truth` is about these then), or
+    the images themselves with the function `statistics` or the encoder that makes a style of an image, and
     `images_per_client` how many images are behind each: one number for all, or one each. `unseen` names a domain of the
     dataset for attacks that learn from a domain that no client has."""
 
@@ -32,6 +34,7 @@ class VectorsRequest:
     rows: Rows = "images"
     again: Vectors | None = None
     candidates: Candidates | None = None
+    statistics: StatisticsOf | None = None
     images_per_client: Sequence[int] = ()
     truth: Owners | None = None
     dataset: str | None = None
@@ -50,6 +53,8 @@ def given_vectors(request: VectorsRequest, sent: Mapping[str, Sent]) -> GivenVec
     """The vectors as those of clients; None where rows are of images.
 
     Raises UsageError for options that need vectors of clients, and for a single one with nothing to compare it with."""
+    if request.statistics is not None and request.candidates is None:
+        raise UsageError("statistics=... is a function of candidate images; give candidates too.")
     if not all(one.pooled for one in sent.values()):
         asked = {"--again": request.again, "--candidates": request.candidates,
                  "--images-per-client": request.images_per_client or None}  # fmt: skip
@@ -69,10 +74,22 @@ def given_vectors(request: VectorsRequest, sent: Mapping[str, Sent]) -> GivenVec
         )
     if request.dataset is not None:
         raise UsageError("--candidates are read without images; leave --dataset out.")
-    table = candidates_of(request.candidates, request.truth)
+    table = _table(request, request.candidates)
     _check_columns(sent, table)
     sizes = sizes_of(request.images_per_client, table, len(sent))
     return GivenVectors(first=sent, second=second, table=table, sizes=sizes, seed=request.seed)
+
+
+def _table(request: VectorsRequest, candidates: Candidates) -> CandidateTable:
+    """The candidates' statistics. Raises UsageError for a function of images where no images are given."""
+    if are_images(candidates):
+        return candidates_by_statistics(
+            candidates, request.truth, encoder=request.encoder, function=request.statistics,
+            image_size=request.image_size,
+        )  # fmt: skip
+    if request.statistics is not None:
+        raise UsageError("statistics=... is a function of images; give images as candidates, or leave it out.")
+    return candidates_of(candidates, request.truth)
 
 
 def _check_columns(sent: Mapping[str, Sent], table: CandidateTable) -> None:

@@ -1,7 +1,6 @@
 """Figures for the report: ROC curves, AUC against client size, and reconstructions beside the true images."""
 
 import io
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,15 +15,13 @@ from torch.nn import functional
 
 from fdgsec.data.domains import as_float
 from fdgsec.experiments.report.schema import Figure
+from fdgsec.experiments.report.series_plots import PREDICTED, plot_auc_by_size, plot_roc
 from fdgsec.metrics.image_similarity import psnr
 from fdgsec.metrics.roc import auc, roc_curve
 from fdgsec.threats.answers import Membership, Prediction, Reconstructions
 from fdgsec.threats.attack import Answers, Case, Truth
 from fdgsec.threats.judging.reconstructions import in_matched_order
 
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#5c5c5c")
-"""Okabe and Ito's palette, which all eyes can tell apart."""
-MARKS = "osD^vP"
 PLACES = ("best", "median", "worst")
 """The reconstructions of each domain that are shown."""
 
@@ -76,23 +73,18 @@ def _roc_figure(
     members: Mapping[tuple[str, int], list[Tensor]], others: Mapping[tuple[str, int], list[Tensor]]
 ) -> Figure:
     domains = sorted({domain for domain, _ in members})
+    data: dict[str, Sequence[float]] = {}
+    for domain, number in sorted(members):
+        positive, negative = torch.cat(members[domain, number]), torch.cat(others[domain, number])
+        curve = roc_curve(positive.numpy(), negative.numpy())
+        grid = np.logspace(-3.5, 0, 60)
+        height = np.interp(grid, np.asarray(curve.fpr), np.asarray(curve.tpr))
+        data[f"{domain} n={number} tpr"] = [round(float(value), 6) for value in height]
+        data["fpr"] = [round(float(value), 6) for value in grid]
     canvas = Canvas(figsize=(3.4 * len(domains), 3.4), layout="constrained")
     axes = np.atleast_1d(canvas.subplots(1, len(domains), sharey=True))
-    data: dict[str, Sequence[float]] = {}
-    sizes = sorted({n for _, n in members})
     for axis, domain in zip(axes, domains, strict=True):
-        for number in sorted(n for d, n in members if d == domain):
-            positive, negative = torch.cat(members[domain, number]), torch.cat(others[domain, number])
-            curve = roc_curve(positive.numpy(), negative.numpy())
-            grid = np.logspace(-3.5, 0, 60)
-            height = np.interp(grid, np.asarray(curve.fpr), np.asarray(curve.tpr))
-            axis.plot(grid, height, color=COLORS[sizes.index(number) % len(COLORS)], label=f"n = {number}")
-            data[f"{domain} n={number} tpr"] = [round(float(value), 6) for value in height]
-            data["fpr"] = [round(float(value), 6) for value in grid]
-        axis.plot([1e-4, 1], [1e-4, 1], color="gray", linestyle="--", linewidth=1, label="baseline")
-        axis.set(
-            xscale="log", yscale="log", xlim=(3e-4, 1), ylim=(3e-4, 1.3), title=domain, xlabel="false positive rate"
-        )
+        plot_roc(axis, data, domain=domain)
     axes[-1].legend(loc="lower right", fontsize=8)
     axes[0].set_ylabel("true positive rate")
     caption = "Pooled over re-drawn clients; likelihood-ratio scores, whitened on images that the adversary holds."
@@ -104,31 +96,17 @@ def _auc_by_size(
     expected: Mapping[tuple[str, int], float],
     law: Mapping[tuple[str, int], float],
 ) -> Figure:
-    canvas = Canvas(figsize=(7.4, 3.8), layout="constrained")
-    axis = canvas.subplots()
     data: dict[str, Sequence[float]] = {}
-    ends: list[tuple[float, str, str]] = []
-    for index, domain in enumerate(sorted({domain for domain, _ in within})):
+    for domain in sorted({domain for domain, _ in within}):
         sizes = sorted(n for d, n in within if d == domain)
-        values = [float(np.mean(within[domain, n])) for n in sizes]
-        color, mark = COLORS[index % len(COLORS)], MARKS[index % len(MARKS)]
-        widths = [half_width(within[domain, n]) for n in sizes]
-        axis.errorbar(sizes, values, yerr=widths, color=color, marker=mark, capsize=3, linewidth=1.5)
-        data[f"{domain} n"], data[f"{domain} auc"] = sizes, [round(value, 6) for value in values]
-        for lines, dash, name in ((expected, ":", "rehearsals"), (law, "--", "auxiliary images alone")):
+        data[f"{domain} n"] = sizes
+        data[f"{domain} auc"] = [round(float(np.mean(within[domain, n])), 6) for n in sizes]
+        data[f"{domain} half width"] = [round(half_width(within[domain, n]), 6) for n in sizes]
+        for name, lines in zip(PREDICTED, (expected, law), strict=True):
             if all((domain, n) in lines for n in sizes):
-                line = [lines[domain, n] for n in sizes]
-                axis.plot(sizes, line, dash, color=color, linewidth=1)
-                data[f"{domain} {name}"] = [round(value, 6) for value in line]
-        ends.append((values[-1], domain, color))
-    axis.axhline(0.5, color="gray", linestyle="--", linewidth=1)
-    axis.set(xscale="log", xlabel="images per client", ylabel="AUC, mean over clients", ylim=(0.45, 1.03))
-    sizes = sorted({n for _, n in within})
-    axis.set_xlim(0.8 * sizes[0], 1.6 * sizes[-1])
-    axis.text(0.81 * sizes[0], 0.505, "baseline", fontsize=8, color="gray")
-    _label_ends(axis, ends, at=1.06 * sizes[-1])
-    axis.set_xticks(sizes, labels=[str(n) for n in sizes])
-    axis.minorticks_off()
+                data[f"{domain} {name}"] = [round(lines[domain, n], 6) for n in sizes]
+    canvas = Canvas(figsize=(7.4, 3.8), layout="constrained")
+    plot_auc_by_size(canvas.subplots(), data)
     caption = (
         "The larger a client, the less its average says about one image. Bars: 95% intervals over clients (Student)."
     )
@@ -145,14 +123,6 @@ def half_width(values: Sequence[float]) -> float:
     if len(values) < 2:
         return 0.0
     return float(student.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5)
-
-
-def _label_ends(axis: Axes, ends: Sequence[tuple[float, str, str]], *, at: float, gap: float = 0.035) -> None:
-    """Write each line's name at its right end, names that would overlap below each other."""
-    free = math.inf
-    for height, name, color in sorted(ends, reverse=True):
-        free = min(height, free - gap)
-        axis.text(at, free, name, color=color, va="center", fontsize=9)
 
 
 def reconstruction_grids(answers: Answers, cases: Sequence[Case], truths: Sequence[Truth]) -> list[Figure]:

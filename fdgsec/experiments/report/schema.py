@@ -3,13 +3,18 @@
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from fdgsec.metrics.measurement import Control, Measurement
 
 SCHEMA = 1
+COLUMNS = (
+    "attack", "adversary", "measurement", "slice", "value", "low", "high", "chance", "chance_kind", "n", "unit",
+    "higher_is", "method", "p_value", "adjusted_p_value", "leaks", "verdict", "unavailable",
+)  # fmt: skip
+"""The columns of measurements.csv."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,38 +132,26 @@ class AttackReport:
         """The document as text; a number that is not finite raises ValueError."""
         return json.dumps(self.document(), indent=1, sort_keys=False, allow_nan=False) + "\n"
 
+    def rows(self) -> Iterator[tuple[AttackResult, Measurement]]:
+        """Every measurement with the attack that it is of."""
+        return ((attack, row) for attack in self.attacks for row in attack.measurements)
+
     def csv(self) -> str:
         """Every measurement, one line each."""
-        columns = (
-            "attack",
-            "adversary",
-            "measurement",
-            "slice",
-            "value",
-            "low",
-            "high",
-            "chance",
-            "chance_kind",
-            "n",
-            "unit",
-            "higher_is",
-            "method",
-            "p_value",
-            "adjusted_p_value",
-            "leaks",
-            "verdict",
-            "unavailable",
-        )
         buffer = io.StringIO()
         writer = csv.writer(buffer, lineterminator="\n")
-        writer.writerow(columns)
-        for attack in self.attacks:
-            for row in attack.measurements:
-                described = ";".join(f"{key}={value}" for key, value in row.slice.items())
-                writer.writerow((
-                    attack.name, attack.adversary.get("name", ""), row.name, described, row.value, row.low, row.high,
-                    row.chance, row.chance_kind, row.n, row.unit, row.higher_is, row.method, row.p_value,
-                    row.adjusted_p_value, row.leaks, row.verdict,
-                    row.unavailable or "",
-                ))  # fmt: skip
+        writer.writerow(COLUMNS)
+        for attack, row in self.rows():
+            writer.writerow(cells(attack, row))
         return buffer.getvalue()
+
+
+def cells(attack: AttackResult, row: Measurement) -> tuple[object, ...]:
+    """A measurement as a line of the table, in the order of COLUMNS."""
+    described = ";".join(f"{key}={value}" for key, value in row.slice.items())
+    return (
+        attack.name, attack.adversary.get("name", ""), row.name, described, row.value, row.low, row.high,
+        row.chance, row.chance_kind, row.n, row.unit, row.higher_is, row.method, row.p_value,
+        row.adjusted_p_value, row.leaks, row.verdict,
+        row.unavailable or "",
+    )  # fmt: skip

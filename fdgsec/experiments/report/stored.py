@@ -1,14 +1,27 @@
 """Reports from stored documents: report.json read back into an AttackReport."""
 
+import io
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateError
+from PIL import Image
+
+from fdgsec.experiments.report.html import render
 from fdgsec.experiments.report.schema import SCHEMA, AttackReport, AttackResult, Figure
 from fdgsec.metrics.measurement import Control, Measurement
+from fdgsec.runtime.checked_files import SUMS, check_sums
 from fdgsec.runtime.errors import UsageError
-from fdgsec.runtime.untrusted_text import read_json_object
+from fdgsec.runtime.untrusted_text import read_bytes, read_json_object
+
+LARGEST_PICTURE = 2**26
+"""Bytes of a figure's PNG; fdgsec's own have less than two megabytes."""
+UNREADABLE = (
+    ValueError, LookupError, TypeError, AttributeError, ArithmeticError, AssertionError, TemplateError,
+)  # fmt: skip
+"""What reading and showing a document may raise that was not written by fdgsec."""
 
 
 def stored_path(run: Path) -> Path:
@@ -29,6 +42,60 @@ def stored_report(run: Path) -> AttackReport:
         return report_of(document)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{path} is not a report of schema {SCHEMA}: {type(error).__name__} {error}.") from error
+
+
+def checked_report(run: Path) -> AttackReport:
+    """Read a report that this version of fdgsec would write the same, with the pictures that lie beside it.
+
+    Raises UsageError for any other, DataError where the SHA256SUMS of the folder does not hold."""
+    path = stored_path(run)
+    if (path.parent / SUMS).is_file():
+        check_sums(path.parent)
+    document = read_json_object(path, error=UsageError)
+    try:
+        report = report_of(document)
+        _check_equal(document, report.document(), where="report.json")
+        report = replace(report, attacks=[_illustrated(result, path.parent) for result in report.attacks])
+        render(report)  # what cannot be shown is refused here, and not in somebody's notebook
+    except UNREADABLE as error:
+        raise UsageError(f"{path} is not a report of schema {SCHEMA}: {type(error).__name__} {error}.") from error
+    return report
+
+
+def _check_equal(read: object, written: object, *, where: str) -> None:
+    """Raise ValueError, naming the place, for an entry that would not be written as it was read.
+
+    Entries that older versions did not write may be missing."""
+    if isinstance(read, Mapping) and isinstance(written, Mapping):
+        for key, value in read.items():
+            if key not in written:
+                raise ValueError(f"{where}.{key} is no entry of a report")
+            _check_equal(value, written[key], where=f"{where}.{key}")
+    elif isinstance(read, list) and isinstance(written, list) and len(read) == len(written):
+        for place, pair in enumerate(zip(read, written, strict=True)):
+            _check_equal(*pair, where=f"{where}[{place}]")
+    elif read != written or isinstance(read, bool) != isinstance(written, bool):
+        raise ValueError(
+            f"{where} is {read!r}, and {written!r} by the other entries: altered, or of another version of fdgsec"
+        )
+
+
+def _illustrated(result: AttackResult, folder: Path) -> AttackResult:
+    """The attack with the pictures of its figures, where they lie in the folder. Raises ValueError for a broken one."""
+    return replace(result, figures=[replace(figure, png=_picture(result, figure, folder)) for figure in result.figures])
+
+
+def _picture(result: AttackResult, figure: Figure, folder: Path) -> bytes | None:
+    path = folder / f"{result.name}-{figure.name}.png"
+    if path.parent != folder or not path.is_file():  # a name with a slash leads elsewhere
+        return None
+    content = read_bytes(path, largest=LARGEST_PICTURE, error=UsageError)
+    try:
+        with Image.open(io.BytesIO(content)) as image:
+            image.verify()
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ValueError(f"{path.name} is no picture") from error
+    return content
 
 
 def report_of(document: Mapping[str, Any]) -> AttackReport:

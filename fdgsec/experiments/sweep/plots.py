@@ -18,7 +18,8 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 from numpy.typing import ArrayLike
 
-from fdgsec.experiments.report.figures import COLORS, MARKS, png
+from fdgsec.experiments.report.figures import png
+from fdgsec.experiments.report.series_plots import COLORS, MARKS
 
 Row = Mapping[str, Any]
 

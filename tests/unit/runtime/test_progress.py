@@ -1,5 +1,7 @@
 """What a person sees while waiting."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,11 +10,14 @@ import pytest
 
 from fdgsec.runtime.progress import (
     Lines,
+    NoProgress,
+    NotebookLine,
     Output,
     duration,
     output,
     output_as,
     progress_bars,
+    progress_shown,
     reporting,
     say_more_or_less,
     tracked,
@@ -109,3 +114,46 @@ def test_what_a_command_chose_ends_with_it():
 @pytest.mark.parametrize(("seconds", "text"), [(12.4, "12 s"), (185, "3 min 5 s"), (7800, "2 h 10 min")])
 def test_durations_are_words(seconds: float, text: str):
     assert duration(seconds) == text
+
+
+def test_a_notebook_shows_one_line_twice_a_second_and_the_last_state():
+    shown: list[str] = []
+    times = iter([0.0, 0.1, 0.7, 10.0])
+    line = NotebookLine(show=shown.append, clock=lambda: next(times))
+
+    for done in range(4):
+        line.update("<attack>", done, 3)
+
+    assert [text.partition("> ")[2] for text in shown] == [
+        "&lt;attack&gt;: 0/3, 0 s", "&lt;attack&gt;: 2/3, 1 s, about 0 s left", "&lt;attack&gt;: 3/3, 10 s",
+    ]  # fmt: skip
+
+
+def test_where_nobody_looks_progress_is_shown_only_when_it_is_asked_for(capfd: pytest.CaptureFixture[str]):
+    with progress_shown("auto") as quiet, progress_shown(False) as silent:
+        assert quiet == silent == NoProgress()
+    with progress_shown(True) as told:
+        assert isinstance(told, Lines)
+    assert capfd.readouterr() == ("", "")  # a line only every 30 seconds
+
+
+TERMINAL = """
+import os, pty, subprocess, sys
+main, side = pty.openpty()
+code = "from fdgsec.runtime.progress import progress_shown as p\\nwith p('auto') as shown: shown.update('step', 1, 2)"
+done = subprocess.run([sys.executable, "-c", code], stderr=side, stdout=subprocess.PIPE, check=True)
+os.close(side)
+shown = b""
+try:
+    while part := os.read(main, 65536):
+        shown += part
+except OSError:
+    pass
+print(len(done.stdout), b"step" in shown)
+"""
+
+
+def test_on_a_terminal_progress_goes_to_stderr_alone():
+    told = subprocess.run([sys.executable, "-c", TERMINAL], check=True, capture_output=True, text=True)
+
+    assert told.stdout.split() == ["0", "True"]
