@@ -25,6 +25,7 @@ from fdgsec.experiments.attack_vectors.answer_tables import guess_files
 from fdgsec.experiments.attack_vectors.given_questions import GivenVectors
 from fdgsec.experiments.attack_vectors.questions import VectorQuestions
 from fdgsec.experiments.attack_vectors.read_arrays import vectors_of
+from fdgsec.experiments.attack_vectors.read_pooling import pooling_of
 from fdgsec.experiments.attack_vectors.read_recording import Recording, is_recording, read_recording
 from fdgsec.experiments.attack_vectors.read_vectors import OWN, Listed, Rows, Sent, check_channels, read_truth
 from fdgsec.experiments.attack_vectors.vectors_request import (
@@ -38,7 +39,7 @@ from fdgsec.experiments.run_config import RunConfig, attack_settings, parse_assi
 from fdgsec.experiments.setup.run_inputs import artifact_rows
 from fdgsec.experiments.train import dataset_document
 from fdgsec.federation.artifacts import Amplitudes, ImageStyles
-from fdgsec.federation.released_statistics import MeanSpectra, PooledStyles
+from fdgsec.federation.released_statistics import MeanSpectra, MeanStyles, PooledStyles, ReleasedStatistic
 from fdgsec.federation.run_folder import check_replaceable, environment
 from fdgsec.federation.wire import SERVER, Message, Transcript
 from fdgsec.metrics.measurement import Measurement
@@ -51,6 +52,7 @@ from fdgsec.threats.adversary import ADVERSARIES, Knowledge, Statistics
 from fdgsec.threats.attack import Answers, Attack, Case, ReadsVectors, TargetFacts, Truth
 from fdgsec.threats.judging.judge import Judge
 
+MEANS_OF_STYLES = "the vectors are read as means of their images' means and stds, which fit the candidates better"
 FITS = 1e-3
 """Relative distance within which the style of an image counts as equal to its row."""
 
@@ -94,6 +96,11 @@ def attack_vectors(
         _check_encoder(request, sent)
     notes += _style_match_note(sent, truth, request.encoder)
     setting = _attack_setting(request, config, questions, public)
+    if isinstance(setting.knowledge.released_statistic, MeanStyles):
+        notes = [
+            *notes,
+            "the vectors are read as means of their images' means and stds, which fit the candidates better",
+        ]
     outcomes = run_attacks(attacks, setting, progress)
     transcript = _transcript(sent, request, given) if recording is None else recording.transcript
     notes += [] if recording is None else recording.notes
@@ -292,7 +299,7 @@ def _attack_setting(
         statistics=_statistics(request, questions), encoder=request.encoder or NO_ENCODER,
         class_names=("any",) if names is None else names.class_names,
         domain_names=("any",) if names is None else names.domain_names,
-        auxiliary=auxiliary if "auxiliary" in knows else None,
+        auxiliary=auxiliary if "auxiliary" in knows else None, released_statistic=_pooling(questions),
         unseen=None if public is None or apart is None or "unseen" not in knows else public.of_domain(apart), own=None,
     )  # fmt: skip
     facts = _facts(questions, classes=len(knowledge.class_names), config=config, knows=knows)
@@ -320,6 +327,12 @@ def _owned(questions: VectorQuestions) -> bool:
     """Whether it is known whose the candidates are whose statistics are given."""
     table = None if questions.given is None else questions.given.table
     return table is not None and table.owner is not None
+
+
+def _pooling(questions: VectorQuestions) -> ReleasedStatistic:
+    """The statistic of which clients' vectors are means: read from candidates, where these are given."""
+    given = questions.given
+    return PooledStyles() if given is None or given.table is None else pooling_of(given.first, given.table)
 
 
 def _statistics(request: VectorsRequest, questions: VectorQuestions) -> Statistics:

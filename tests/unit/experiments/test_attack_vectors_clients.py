@@ -155,6 +155,25 @@ def test_candidates_name_the_images_behind_vectors(tmp_path: Path):
         assert listed == {f"row {n + 1}" for n in own_rows}
 
 
+@pytest.mark.parametrize("pooled", [True, False])
+def test_lists_are_exact_however_a_client_averages_its_images(pooled: bool):
+    """The style of all pixels, or the mean of the images' own means and stds, which a loop of one's own may send."""
+    rng = np.random.default_rng(0)
+    rows = np.abs(rng.normal(3, 1, (60, 64)))
+    own = rows[:15]
+    mean, std = own[:, :32], own[:, 32:]
+    overall = np.concatenate([m := mean.mean(0), np.sqrt((std**2 + mean**2).mean(0) - m**2)])
+
+    report = fdgsec.attack_vectors(
+        (overall if pooled else own.mean(0))[None], rows="clients", candidates=rows, truth=[True] * 15 + [False] * 45,
+        attacks=["set-reconstruction"],
+    )  # fmt: skip
+
+    exact = next(row for row in result(report, "set-reconstruction").measurements if row.name == "exact_list")
+    assert exact.value == 1.0
+    assert ("means of their images' means and stds" in str(report.environment["notes"])) is not pooled
+
+
 def test_a_function_serves_as_the_encoder_of_images(tmp_path: Path):
     vectors = own(tmp_path / "own")
     normal = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1), torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
