@@ -13,7 +13,6 @@ PAGES = [
 ]  # fmt: skip
 FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"(?:\A|(?<=\n\n))(?: {4}.*\n(?:\n(?= {4}))?)+")
-PROGRAMS = re.compile(r"(?:[A-Z_]+=\S* )*(?:fdgsec|python3?|pip|make|git|cd|export|flwr|flower-\w+) |[A-Z_]+=|#|\n|\Z")
 NOT_RUN = re.compile(r"<!-- not run: [^\n]+ -->\n+\Z")
 
 
@@ -51,10 +50,8 @@ def _block(page: Path, text: str, found: re.Match[str], language: str, code: str
 def commands(block: Block) -> Iterator[list[str]]:
     """The words of each command of a block, without comments and variables that are set for it.
 
-    A line that begins with a space, or in an indented block with no name of a program, goes on with the one before."""
-    text = re.sub(r"\\?\n +", " ", block.text)
-    if not block.language:
-        text = re.sub(rf"\n(?!{PROGRAMS.pattern})", " ", text)
+    A line that ends with a backslash goes on in the next, as in a shell."""
+    text = re.sub(r" *\\\n *", " ", block.text)
     for line in text.splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars="&;|<>")
         lexer.whitespace_split = True
