@@ -1,5 +1,6 @@
 """How precise the numbers of a release are, and what their rounding leaves open of its statistic."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -63,13 +64,14 @@ class Writing:
         return torch.pow(base, first + 1 - self.count)
 
 
-FULL = Writing("bits", SINGLE)
-COARSEST: Sequence[Sequence[Writing]] = (
-    [Writing("bits", count) for count in range(1, SINGLE + 1)],
-    [*(Writing("digits", count) for count in range(1, MOST_DIGITS + 1)), FULL],
-    [*(Writing("decimals", count) for count in range(MOST_DIGITS)), FULL],
-)
-"""The ways of each unit, the coarsest first; float32 is all that a number in float32 can be."""
+WAYS: Mapping[Writing, float] = {
+    **{Writing("bits", count): 1e-9 for count in range(1, SINGLE)},
+    **{Writing("digits", count): 1e-3 for count in range(1, MOST_DIGITS + 1)},
+    **{Writing("decimals", count): 1.0 for count in range(MOST_DIGITS)},
+    **{Writing("bits", count): 1.0 for count in (8, 11, SINGLE)},
+}
+"""Ways of writing numbers, by how usual they are, so that a few numbers that happen to be short are not taken for
+rounded ones: decimals and bfloat16, float16 and float32 first, other numbers of bits last."""
 
 
 def rounding_of(artifact: Artifact) -> Callable[[Tensor], Tensor]:
@@ -80,14 +82,18 @@ def rounding_of(artifact: Artifact) -> Callable[[Tensor], Tensor]:
 
 
 def rounding_of_values(values: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
-    """The largest rounding error of numbers that are written as precisely as all of `values`: in the coarsest way that
-    leaves all of these as they are, float32 if there is none."""
+    """The largest rounding error of numbers that are written as precisely as all of `values`.
+
+    Of the ways that leave all of these as they are, that is the likeliest: a way with k times the error has a k-th of
+    the numbers, so that each number is k times as likely."""
     numbers = torch.cat([value.flatten() for value in values]).float()
-    fitting = [
-        next(way for way in ways if way.count == SINGLE or torch.equal(way.written(numbers), numbers))
-        for ways in COARSEST
-    ]
-    return max(fitting, key=lambda way: float(way.error(numbers).sum())).error
+    counted = numbers[numbers != 0]
+
+    def likelihood(way: Writing) -> float:
+        return math.log(WAYS[way]) + float(way.error(counted).log().sum())
+
+    fitting = [way for way in WAYS if torch.equal(way.written(numbers), numbers) or way.count == SINGLE]
+    return max(fitting, key=likelihood).error
 
 
 def rounding_noise(

@@ -245,7 +245,7 @@ def append_saved(folder: Path, message: Message) -> None:
     if not payload.exists():
         write_atomic(payload, message.artifact.encode(), synced=False)
     with index.open("ab") as file:
-        file.write((json.dumps(transcript.rows[-1].__dict__) + "\n").encode())
+        file.write((json.dumps(transcript.rows[-1].document()) + "\n").encode())
 
 
 def _last_line(path: Path) -> bytes:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fdgsec.experiments.run_config import build
-from fdgsec.federation.artifacts import ImageStyles, ModelState, Scores
+from fdgsec.federation.artifacts import ImageStyles, ModelState, Scores, StyleBank
 from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Inbox, Method, State, Update
 from fdgsec.federation.release_declarations import Release
 from fdgsec.methods.ccst import CCST
@@ -88,7 +88,7 @@ class SwapsOwners(FedCCRL):
         handed, server = super().combine(shared, server=server, clock=clock, rng=rng)
         names = list(handed)
         banks = [handed[name]["pool"] for name in names]
-        swapped = [replace(bank, owner=bank.tensors()["owner"].flip(0)) for bank in banks]
+        swapped = [StyleBank(**{**bank.tensors(), "owner": bank.tensors()["owner"].flip(0)}) for bank in banks]
         return {name: {"pool": bank} for name, bank in zip(names, swapped, strict=True)}, server
 
 

@@ -252,7 +252,7 @@ def test_releases_of_others_give_no_list_and_no_evidence():
 
 
 def test_the_precision_of_a_release_is_read_from_its_numbers():
-    values = torch.tensor([1.2345678, 250.123456])
+    values = torch.tensor([1.2345678, 250.123456, 137.654321, 61.987654, 3.3333333, 199.77777])
     for sent, error in (
         (values, 250.123456 * 2.0**-24), (values.half().float(), 250.125 * 2.0**-11),
         (values.round(decimals=2), 0.005 + 250.12 * 2.0**-24), (values.round(), 0.5),

@@ -77,8 +77,10 @@ def test_every_claim_is_explained_with_its_paper_rule_and_command(name: str):
 
 def test_thresholds_are_those_of_the_verdicts():
     assert sections("stablefdg-labels")["against it speak"] == "auc > chance + 0.05 (learned_on same domain)"
-    assert sections("fisc-reconstruction")["against it speak"].startswith(
-        "auc > half way from chance to a perfect attack"
+    assert (
+        sections("fedalign-reconstruction")["against it speak"]
+        .splitlines()[-1]
+        .startswith("gallery_top1 > half way from chance to a perfect attack")
     )
     in_pictures = "(prior own, loss mse, rows as_if_released, class_from picture, domain not art_painting)"
     assert sections("ccst-content")["against it speak"].splitlines() == [

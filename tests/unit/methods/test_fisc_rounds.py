@@ -87,7 +87,8 @@ def test_the_server_averages_models_by_the_number_of_images(clients: list[Client
 
     expected = averaged(updates, [9 / 24, 8 / 24, 7 / 24])
 
-    assert all(torch.equal(received[name], expected[name]) for name in received)
+    for name, value in received.items():  # summed as replies come, then divided: the last bit may differ
+        torch.testing.assert_close(value, expected[name], rtol=1e-6, atol=1e-8)
 
 
 def test_one_client_alone_trains_towards_its_own_style(clients: list[Client]):
