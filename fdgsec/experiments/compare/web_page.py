@@ -56,7 +56,7 @@ def sentence(document: Row) -> str:
         known = [answer for answer in row["answers"] if answer["attack"]]
         flagged = [run["label"] for run, answer in zip(runs, row["answers"], strict=True) if answer["flagged"]]
         if known:
-            who = f" ({listed(flagged)})" if flagged and len(runs) > 2 else f" ({flagged[0]})" if flagged else ""
+            who = f" ({listed(flagged)})" if 0 < len(flagged) < len(known) else ""
             said.append(f"{SHORT_ASKS[row['question']]}: flagged in {len(flagged)} of {len(known)} runs{who}")
     scores = [row for row in document["accuracy"] if re.fullmatch(r"accuracy on .* \(unseen\)", row["score"])]
     for row in scores if not said else ():
