@@ -64,9 +64,16 @@ def command(
     from fdgsec.experiments.gate.thresholds import thresholds_of
     from fdgsec.runtime.cache_files import write_atomic
     from fdgsec.runtime.disk_room import ROOM, check_room
+    from fdgsec.runtime.errors import UsageError
     from fdgsec.runtime.progress import output
 
     limits = thresholds_of(most or (), least or ())
+    inside = run if run.is_dir() else run.parent
+    if (junit is not None and junit == sarif) or any(
+        path is not None and path.absolute().is_relative_to(inside.absolute()) and path.exists()
+        for path in (junit, sarif)
+    ):
+        raise UsageError("--junit and --sarif need another file each, and none that the run has.")
     for path, option in ((junit, "--junit"), (sarif, "--sarif")):
         if path is not None:
             check_room(path.absolute().parent, needed=ROOM, option=option)

@@ -106,9 +106,13 @@ _HASHED = "_hashed"
 
 
 def _versions(tensors: Iterable[Tensor]) -> tuple[int, ...] | None:
-    """How often each tensor was changed in place; None where torch does not count it."""
+    """Which tensors these are, and how often each was changed in place; None where torch does not count it.
+
+    Changes through `.data` or memory that numpy shares are not counted: an artifact is not to be changed so."""
     values = list(tensors)
-    return None if any(value.is_inference() for value in values) else tuple(value._version for value in values)
+    if any(value.is_inference() for value in values):
+        return None
+    return tuple(number for value in values for number in (id(value), value.data_ptr(), value._version))
 
 
 def _expect_dtype(kind: str, name: str, value: Tensor, legal: Sequence[torch.dtype]) -> None:

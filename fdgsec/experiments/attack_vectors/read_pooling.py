@@ -15,8 +15,11 @@ from fdgsec.experiments.attack_vectors.read_vectors import Sent
 from fdgsec.federation.artifacts import Artifact
 from fdgsec.federation.released_statistics import MeanStyles, PooledStyles, ReleasedStatistic
 
-READ = 5
-"""Vectors that are read, the first ones."""
+READ = 50
+"""Vectors that are read, the first ones; the one that candidates explain best decides, for others may be of images that
+are none of them."""
+EXPLAINED = 1e-5
+"""Residual up to which candidates explain a vector, as one image explains itself under both."""
 CLEARLY = 0.5
 """Share of the pooled style's residual below which vectors are taken for means of styles."""
 SUM = 100.0
@@ -28,8 +31,9 @@ def pooling_of(sent: Mapping[str, Sent], table: CandidateTable) -> ReleasedStati
     explain them alike under both, as when there are more candidates than numbers."""
     pooled, averaged = PooledStyles(), MeanStyles()
     artifacts = [one.artifact for one in sent.values()][:READ]
-    far, near = (sum(residual(artifact, table, how) for artifact in artifacts) for how in (pooled, averaged))
-    return averaged if near < CLEARLY * far else pooled
+    left = {how: [residual(artifact, table, how) for artifact in artifacts] for how in (pooled, averaged)}
+    far, near = min(left[pooled]), min(left[averaged])
+    return averaged if far > EXPLAINED and near < CLEARLY * far else pooled
 
 
 def residual(artifact: Artifact, table: CandidateTable, statistic: ReleasedStatistic) -> float:

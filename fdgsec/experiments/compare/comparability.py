@@ -15,12 +15,11 @@ Shared = Mapping[str, str]
 def conditions(run: ComparedRun) -> Shared:
     """What must be the same in two runs whose numbers are compared, in words; what a run does not have is left out."""
     dataset, adversary, report = run.report.dataset, run.adversary, run.report
-    size, stated = run.settings.get("image_size"), "image_size" in run.settings
     found = {
         "datasets": str(dataset["name"]),
         "images": f"{dataset['images']} (manifest {str(dataset.get('manifest_sha256', ''))[:8]})",
-        "image sizes": "" if not stated else "the dataset's own" if size is None else f"{size} px",
-        "sizes at which styles are computed": _said(run.settings.get("style_size"), " px"),
+        "image sizes": _side(run.settings, "image_size", "the dataset's own"),
+        "sizes at which styles are computed": _side(run.settings, "style_size", "the images' own"),
         "unseen domains": run.unseen,
         "roles of the images": _counted(dataset.get("roles")),
         "partitions into clients": _partition(run.settings),
@@ -43,8 +42,10 @@ def _partition(settings: Mapping[str, Any]) -> str:
     return f"{kind}{skewed}, {'its own number' if clients is None else clients} of clients"
 
 
-def _said(value: object, unit: str) -> str:
-    return "" if value is None else f"{value}{unit}"
+def _side(settings: Mapping[str, Any], name: str, own: str) -> str:
+    """A size in words; empty where a run does not state it."""
+    size = settings.get(name)
+    return "" if name not in settings else own if size is None else f"{size} px"
 
 
 def _counted(roles: object) -> str:

@@ -66,9 +66,11 @@ def sentence(document: Row) -> str:
         ]  # fmt: skip
         said.append(f"{row['score']}: {listed(parts)}")
     text = "; ".join(said) or "no attack measured anything, and no accuracy was measured"
-    drawn = [name for name in dict.fromkeys(str(run["dataset"]) for run in runs) if name in PROCEDURAL]
+    names = list(dict.fromkeys(str(run["dataset"]) for run in runs))
+    drawn = [name for name in names if name in PROCEDURAL]
     if drawn:
-        text = f"mechanics only, as {listed(drawn)} is procedural: {text}"
+        also = "" if drawn == names else f" (runs on {listed([name for name in names if name not in drawn])} are not)"
+        text = f"mechanics only, as {listed(drawn)} is procedural{also}: {text}"
     return f"{text[0].upper()}{text[1:]}."
 
 

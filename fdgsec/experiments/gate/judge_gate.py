@@ -91,9 +91,14 @@ def _checks(threshold: Threshold, report: AttackReport, judged_by: Judge, allowe
         return [_guarantee(threshold, report)]
     if threshold.attack == ACCURACY:
         return [_accuracy(threshold, report, judged_by)]
-    result = next((each for each in report.attacks if each.name == threshold.attack), None)
-    if result is None:
+    results = [each for each in report.attacks if each.name == threshold.attack]
+    if not results:
         return [_none(threshold, f"{threshold.attack} was not run")]
+    return [check for result in results for check in _checks_of(threshold, result, judged_by, allowed)]
+
+
+def _checks_of(threshold: Threshold, result: AttackResult, judged_by: Judge, allowed: bool) -> list[Check]:
+    """The rows of one attack that the limit is about; those that describe, and are judged by nothing, are none."""
     if result.status != "done":
         left_out = result.status == "skipped" and result.reason.startswith("not applicable") and allowed
         said = result.reason if result.status == "skipped" else f"{result.status}: {result.reason}"
@@ -101,8 +106,11 @@ def _checks(threshold: Threshold, report: AttackReport, judged_by: Judge, allowe
     rows = [row for row in result.measurements if row.name == threshold.measurement and _fits(row, threshold.where)]
     if not rows:
         return [_none(threshold, _lacks(threshold, result))]
+    judged = [row for row in rows if row.higher_is != "descriptive"]
+    if not judged:
+        return [_none(threshold, f"{threshold.measurement} describes, and is no measure of a leak")]
     faults = _faults(result)
-    return [_held(threshold, row, faults, judged_by) for row in rows]
+    return [_held(threshold, row, faults, judged_by) for row in judged]
 
 
 def _fits(row: Measurement, where: Mapping[str, str]) -> bool:

@@ -15,7 +15,7 @@ Side = Literal["max", "min"]
 ACCURACY = "accuracy"
 GUARANTEE = "guarantee"
 _FORM = re.compile(
-    r"(?P<attack>[^.\[\]=\s]+)\.(?P<measurement>[^.\[\]=\s]+)(\[(?P<where>[^\[\]]*)\])?=(?P<limit>[^=\[\]]+)"
+    r"(?P<attack>[^.\[\]=\s]+)\.(?P<measurement>[^.\[\]=\s]+)(\[(?P<where>[^\[\]]*)\])?=(?P<limit>[^=_\[\]]+)"
 )
 
 
@@ -67,6 +67,8 @@ def _threshold(side: Side, text: str) -> Threshold:
     if any(not (key.strip() and equals and value.strip()) for key, equals, value in pairs):
         raise UsageError(f"--{side} {text!r}: expected [KEY=VALUE,...] between the brackets, e.g. [domain=photo].")
     where = {key.strip(): value.strip() for key, _, value in pairs}
+    if len(where) < len(pairs):
+        raise UsageError(f"--{side} {text!r}: a key is given twice; give a limit for each of its values.")
     return Threshold(side=side, attack=match["attack"], measurement=match["measurement"], where=where, limit=limit)
 
 

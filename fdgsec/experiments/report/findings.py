@@ -215,6 +215,9 @@ def _said(report: AttackReport, answers: Sequence[Answer]) -> str:
     if not leads:
         if failures:
             return f"Not known: {listed(failures)} failed, and no other attack measured anything."
+        ran = [result.name for result in report.attacks if result.status == "done"]
+        if ran:
+            return f"Undecided for {_scope(report)}: {listed(ran)} measured nothing about what was sent as it was sent."
         return f"Not tested: none of the attacks ({len(report.attacks)}) applies to what {report.target} sends."
     return _no_leak(report, [finding for answer in answers for finding in answer.findings], failures)
 

@@ -76,8 +76,7 @@ HEADLINES: Mapping[str, Headline] = {
     "linkage": Headline(question="who", choices=(
         Choice(measurement="top1", without=("data", "noise", "matching"),
                says="links releases of the same client from different images, {rate} of {n} ({numbers})"),
-        Choice(measurement="top1", without=("noise", "matching"), says=_LINKED),
-        Choice(measurement="top1", without=("matching",), says=_LINKED),
+        Choice(measurement="top1", without=("noise", "matching"), says=_LINKED),  # not: noise that the attack adds
     )),
     "differencing": Headline(question="who", choices=(
         Choice(measurement="top1",
@@ -133,10 +132,11 @@ HEADLINES: Mapping[str, Headline] = {
 
 def chosen(attack: str, rows: Sequence[Measurement]) -> tuple[Measurement, Choice] | None:
     """The judged row that stands for an attack: of those in the table, in its order, the first that is flagged, else
-    the first; where none is in the table, the same of all. None without a judged row."""
+    the first; of an attack that is not in it, the same of all rows. None without such a row: what an attack of the
+    table measures besides may be about something that nobody sent."""
     judged = [row for row in rows if row.judged]
-    declared = HEADLINES[attack].choices if attack in HEADLINES else ()
-    fitting = [(row, choice) for choice in declared for row in judged if choice.fits(row)]
-    if not fitting:
+    if attack in HEADLINES:
+        fitting = [(row, choice) for choice in HEADLINES[attack].choices for row in judged if choice.fits(row)]
+    else:
         fitting = [(row, Choice(measurement=row.name, says="{name} {numbers}")) for row in judged]
     return next((found for found in fitting if found[0].leaks), next(iter(fitting), None))

@@ -3,7 +3,8 @@
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import FunctionType
+from enum import Enum
+from types import BuiltinFunctionType, FunctionType
 from typing import TypeVar, cast
 
 import torch
@@ -48,11 +49,20 @@ def loaded_copy(
 
 
 def _separate(module: nn.Module) -> bool:
-    """Whether a module refers to others only by its tables."""
-    held = vars(module)
-    if any(held.get(name) for name in _HOOKS):
-        return False
-    return not any(isinstance(value, FunctionType) and value.__closure__ for value in held.values())
+    """Whether a module refers to others only by its tables: whatever else it holds is plain."""
+    held = {name: value for name, value in vars(module).items() if name not in _TABLES}
+    return not any(held.get(name) for name in _HOOKS) and all(map(_plain, held.values()))
+
+
+def _plain(value: object) -> bool:
+    """Whether a value holds neither modules nor tensors, and refers to none."""
+    if isinstance(value, dict):
+        return all(_plain(part) for pair in value.items() for part in pair)
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(map(_plain, value))
+    if isinstance(value, FunctionType):
+        return not (value.__closure__ or value.__defaults__ or value.__kwdefaults__)
+    return isinstance(value, (*_SHARED, type, Enum, BuiltinFunctionType, torch.memory_format))
 
 
 def _entry(prefix: str, name: str) -> str:

@@ -174,6 +174,20 @@ def test_lists_are_exact_however_a_client_averages_its_images(pooled: bool):
     assert ("means of their images' means and stds" in str(report.environment["notes"])) is not pooled
 
 
+def test_vectors_of_other_images_do_not_hide_how_a_client_averages_its_own():
+    rng = np.random.default_rng(1)
+    rows = np.abs(rng.normal(3, 1, (40, 64)))
+    others = np.abs(rng.normal(3, 1, (5, 12, 64))).mean(1)
+    vectors = np.concatenate([rows[:10].mean(0)[None], others])
+
+    report = fdgsec.attack_vectors(
+        vectors, rows="clients", candidates=rows, truth=[1] * 10 + [0] * 30, images_per_client=[10] + [12] * 5,
+        attacks=["set-reconstruction"],
+    )  # fmt: skip
+
+    assert "means of their images' means and stds" in str(report.environment["notes"])
+
+
 def test_a_function_serves_as_the_encoder_of_images(tmp_path: Path):
     vectors = own(tmp_path / "own")
     normal = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1), torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)

@@ -15,6 +15,7 @@ from fdgsec.experiments.gate.thresholds import thresholds_of
 from fdgsec.experiments.report.schema import AttackResult
 from fdgsec.metrics.measurement import Control, Measurement
 from fdgsec.runtime.checked_files import write_sums
+from fdgsec.runtime.errors import UsageError
 from tests.unit.experiments.test_report_page import attacked, row, trained
 
 ADVERSARY = {"name": "server"}
@@ -237,3 +238,30 @@ def test_the_first_line_is_the_result_and_quiet_prints_no_more(tmp_path: Path, c
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("gate FAILED for ")
     assert line.endswith("of 2 checks 1 passed, 1 beyond their limit")
+
+
+def test_every_result_of_an_attack_is_judged_and_descriptions_are_not(tmp_path: Path):
+    described = replace(HIGH, higher_is="descriptive")
+    found = run(tmp_path / "run", membership(LOW, described), membership(HIGH))
+
+    assert outcomes(found, ["membership.auc=.55"]) == ["passed", "failed"]
+    alone = run(tmp_path / "alone", membership(described))
+    assert outcomes(alone, ["membership.auc=.99"]) == ["error"]
+
+
+@pytest.mark.parametrize("limit", ["membership.auc[domain=photo,domain=sketch]=.55", "membership.auc=5_5"])
+def test_a_limit_that_says_two_things_is_refused(limit: str):
+    with pytest.raises(UsageError):
+        thresholds_of([limit], [])
+
+
+def test_files_of_the_run_and_one_file_for_two_results_are_not_written_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    found = run(tmp_path / "run", membership(LOW))
+    before = (found / "report.json").read_bytes()
+
+    for options in (["--junit", str(found / "report.json")], ["--junit", "one.xml", "--sarif", "one.xml"]):
+        assert main(["gate", str(found), "--max", "membership.auc=.55", *options]) == 2
+        assert "another file" in capsys.readouterr().err
+    assert (found / "report.json").read_bytes() == before

@@ -228,3 +228,16 @@ def test_numbers_are_never_rounded_to_certainty():
     ]
     assert [percent(value) for value in (0.885, 0.996, 1.0, 0.0, 0.004)] == ["88%", "99.6%", "100%", "0%", "0.4%"]
     assert [rate(value) for value in (1.0, 1e-9, 0.5)] == ["1.00", "<.001", ".50"]
+
+
+def test_noise_that_an_attack_adds_itself_is_no_finding_about_what_was_sent():
+    """One release: that it would be linked to a noisy copy of itself says nothing about a second one."""
+    imagined = row("top1", 1.0, 0.7, 1.0, 1 / 30, data="the same", noise="0.02", distance="whitened")
+    assert imagined.leaks
+
+    findings = found(done("linkage", imagined))
+    assert findings.sentence == (
+        "Undecided for ccst-overall on pacs, encoder vgg19: linkage measured nothing about what was sent as it was sent."
+    )
+    assert not findings.yes
+    assert not found(done("linkage", WIDE, imagined)).yes

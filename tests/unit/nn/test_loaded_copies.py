@@ -1,5 +1,7 @@
 """A copy of a network with another state is the network that is built and loaded, and shares nothing with it."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -92,3 +94,14 @@ def test_a_network_whose_parts_know_each_other_is_not_copied():
 
     assert skeleton(hooked) is None
     assert skeleton(closed) is None
+
+
+@pytest.mark.parametrize("held", ["list", "default", "partial"])
+def test_a_network_whose_parts_are_held_outside_its_tables_has_no_skeleton(held: str):
+    network = built("tiny")
+    parts = [module for module in network.modules() if isinstance(module, nn.Conv2d)]
+    network.watched = {  # type: ignore[assignment]
+        "list": parts, "default": lambda images, layer=parts[0]: layer(images), "partial": partial(parts[0].forward),
+    }[held]  # fmt: skip
+
+    assert skeleton(network) is None
