@@ -211,17 +211,26 @@ class RecordedWire:
         self._counts[kind, sender, receiver] = self._counts.get((kind, sender, receiver), 0) + 1
 
 
+_begun: set[Path] = set()  # folders that this process records into
+
+
 @contextmanager
 def record(folder: Path) -> Iterator[RecordedWire]:
     """Record what is sent inside the block into `folder`, and seal it with SHA256SUMS at the end.
 
-    An older recording in it is replaced. Raises UsageError for a folder that holds anything else."""
+    An older recording in it is replaced. Raises UsageError for a folder that holds anything else, or that another block
+    of this process records into."""
+    place = folder.absolute()
+    if place in _begun:
+        raise UsageError(f"{folder} is being recorded into; name another folder for another loop.")
     wire = open_recording(folder)
     complete = False
+    _begun.add(place)
     try:
         yield wire
         complete = True
     finally:
+        _begun.discard(place)
         with _writing, locked(folder, what="the recording", waiting=_nothing):
             _write_notes(folder, {**_read_notes(folder), "complete": complete})
             write_sums(folder)
@@ -263,6 +272,8 @@ def _write_notes(folder: Path, notes: Mapping[str, object]) -> None:
 def names_in(folder: Path) -> tuple[Mapping[str, str], bool]:
     """The own names of the parties of a recording, and whether its loop came to its end. Raises UsageError."""
     notes = _read_notes(folder)
+    if len(set(notes["names"].values())) < len(notes["names"]):
+        raise UsageError(f"{folder / RECORDING} has one name for two parties; it was altered.")
     return notes["names"], notes["complete"]
 
 

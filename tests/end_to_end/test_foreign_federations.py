@@ -244,6 +244,35 @@ def node(folder: Path, *, partition: int, run: int = 7, style: Tensor | None = N
     )
 
 
+def test_what_a_recording_holds_and_nobody_reads_is_said(images: Tensor, tmp_path: Path):
+    with fdgsec.record(tmp_path / "wire") as wire:
+        for number in range(6):
+            own = rows(images[5 * number : 5 * number + 5].float() / 255)
+            wire.send("style", own.mean(0), sender=f"site {number}")
+            wire.send("image-styles", own, sender=f"site {number}")
+            wire.send("style", own.mean(0), sender=f"site {number}", receiver="a neighbor")
+
+    notes = str(fdgsec.attack_run(tmp_path / "wire", attacks=["linkage"]).environment["notes"])
+
+    assert "12 messages with styles are not read: of another kind, or not from a client to the server" in notes
+
+
+def test_a_folder_is_recorded_into_by_one_loop_and_has_a_name_for_each_party(tmp_path: Path):
+    with fdgsec.record(tmp_path / "wire") as wire:
+        for number in range(3):
+            wire.send("style", torch.rand(8).numpy(), sender=f"site {number}")
+        with pytest.raises(ValueError, match="being recorded into"), fdgsec.record(tmp_path / "wire"):
+            pass
+    notes = json.loads((tmp_path / "wire" / "recording.json").read_text())
+    (tmp_path / "wire" / "SHA256SUMS").unlink()
+    (tmp_path / "wire" / "recording.json").write_text(
+        json.dumps({**notes, "names": dict.fromkeys(notes["names"], "one")})
+    )
+
+    with pytest.raises(ValueError, match="one name for two parties"):
+        fdgsec.attack_run(tmp_path / "wire")
+
+
 def test_a_flower_mod_records_what_clients_receive_and_send(tmp_path: Path):
     replies = [node(tmp_path / "wire", partition=number) for number in range(3)]
 

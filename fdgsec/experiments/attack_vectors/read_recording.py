@@ -15,7 +15,9 @@ from fdgsec.runtime.checked_files import SUMS, check_sums
 from fdgsec.runtime.errors import ArtifactError, UsageError
 
 STYLES = (StyleStatistics, ImageStyles)
-"""Kinds of releases that attacks read without the method that made them; the first that was sent is read."""
+"""Kinds of releases that attacks read without the method that made them; of a recording the first that any client
+sent is read, in this order."""
+KINDS = frozenset(kind.__name__ for kind in STYLES)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,11 +58,17 @@ def read_recording(folder: Path) -> Recording:
             f"{folder} holds {kinds}, and no style that a client sent: attacks on other kinds need the method that "
             "made them (fdgsec attack --target); docs/attack-existing.md says which attack reads what."
         )
+    unread = sum(row.kind in KINDS for row in transcript.rows) - sum(len(sent) for sent in releases.values())
+    if unread:
+        notes.append(f"{unread} messages with styles are not read: of another kind, or not from a client to the server")
     first = {name: sent[0] for name, sent in releases.items()}
     again = {name: sent[1] for name, sent in releases.items() if len(sent) > 1}
     if again and len(again) < len(first):
         notes.append(f"{len(first) - len(again)} of {len(first)} clients released once: second releases are not read")
-    if len(again) < len(first) or next(iter(first.values())).ndim != 1:
+    pooled = next(iter(first.values())).ndim == 1
+    if again and not pooled:
+        notes.append("of rows of single images the first release of each client is read, and no later one")
+    if len(again) < len(first) or not pooled:
         return Recording(transcript=transcript, first=first, again=None, notes=tuple(notes))
     if all(torch.equal(first[name], again[name]) for name in first):
         notes.append("every client released the same style twice: whose it is needs no attack")
