@@ -13,7 +13,8 @@ import pytest
 
 ATTACK = [
     sys.executable, "-m", "fdgsec.cli", "attack", "--target", "ccst-single", "--per-domain", "40", "--image-size", "16",
-    "--attack", "pool-exposure", "--attack", "reidentification", "--attack", "domain-inference",
+    "--attack", "pool-exposure", "--attack", "reidentification",
+    "--attack", "style-inversion", "--set", 'attacks.style-inversion.losses=["mse"]',  # long enough to be interrupted
 ]  # fmt: skip
 
 
