@@ -199,9 +199,11 @@ class StyleInversion:
     def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
         """Images that are determined by their "style", an 8x8 thumbnail (fdgsec.attacks.style_inversion.control).
 
-        The control has images for one prior, "intra" if it is asked for: every further one would train once more."""
+        The control has images for one prior, "intra" if it is asked for: every further one would train once more. All
+        of them are used, for 50 in place of them (`auxiliary`) could not reach the goal."""
         prior = "intra" if "intra" in self.priors else self.priors[0]
-        return planted_thumbnails(knowledge, rng, prior=prior)
+        control = planted_thumbnails(knowledge, rng, prior=prior)
+        return replace(control, attack=replace(self, auxiliary=())) if self.auxiliary else control
 
     def missing(self, cases: Sequence[Case], knowledge: Knowledge) -> list[Measurement]:
         """One unavailable row for everything that is not answered, with the reason.

@@ -70,7 +70,7 @@ def _check_controls(
         _passed("the negative control finds nothing", negative)
     undefended = replace(knowledge, defended=None)  # the positive control is undefended
     control = attack.positive_control(undefended, stream(0, "attack", attack.name, "plant"))
-    control_answers = attack.run(control.cases, control.knowledge, stream(0, "attack", attack.name, "planted"))
+    control_answers = control.answers(attack, stream(0, "attack", attack.name, "planted"))
     found = positive_control(control, control_answers, judge, stream(0, "world", "planted", attack.name))
     _passed("the positive control reaches its goal", found)
 

@@ -155,7 +155,9 @@ class Truth:
 class PositiveControl:
     """A positive control: cases with planted information, their truth, and the value that the attack must reach.
 
-    `measurement` must be at least `at_least` in every row, and the goals of `also` must be reached too."""
+    `measurement` must be at least `at_least` in every row, and the goals of `also` must be reached too. `attack`
+    answers in place of the attack itself: the same without options under which less is to be expected (fewer images).
+    """
 
     cases: Sequence[Case]
     truths: Sequence[Truth]
@@ -163,6 +165,11 @@ class PositiveControl:
     measurement: str
     at_least: float
     also: Sequence[Goal] = ()
+    attack: "Attack | None" = None
+
+    def answers(self, attack: "Attack", rng: torch.Generator) -> "Answers":
+        """Answer the planted cases as `attack` does."""
+        return (self.attack or attack).run(self.cases, self.knowledge, rng)
 
 
 Answers = Sequence[Answer]

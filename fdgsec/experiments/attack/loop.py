@@ -371,7 +371,7 @@ def _evaluate(attack: Attack, setting: AttackSetting, answered: _AnsweredQuestio
     nulls = judge.null(null, cases, truths, stream(seed, "world", "null", attack.name))
     undefended = replace(knowledge, defended=None)  # the positive control is undefended
     control = attack.positive_control(undefended, stream(seed, "attack", attack.name, "plant"))
-    control_answers = attack.run(control.cases, control.knowledge, stream(seed, "attack", attack.name, "planted"))
+    control_answers = control.answers(attack, stream(seed, "attack", attack.name, "planted"))
     positive = positive_control(control, control_answers, judge, stream(seed, "world", "planted", attack.name))
     if failed := sum(not one.passed for one in positive):
         reason = f"{failed} of the attack's {len(positive)} positive controls failed"

@@ -61,6 +61,18 @@ def test_what_is_planted_is_found_beyond_every_control(control: str, loss: str):
     assert gain.low > planted_control.at_least
 
 
+def test_a_part_of_the_auxiliary_images_is_not_held_to_the_goal_of_all():
+    attack = StyleInversion(losses=("mse",), priors=("intra",), auxiliary=(20,))
+    control = attack.positive_control(SERVER, child_rng())
+
+    answers = control.answers(attack, child_rng(1))
+    rows = Judge(bootstrap_repeats=300).measure(answers, control.cases, control.truths, child_rng(2))
+
+    gains = [row for row in rows if row.name == control.measurement]
+    assert len(gains) == 5
+    assert all(row.low is not None and row.low > control.at_least for row in gains)
+
+
 @pytest.mark.parametrize("prior", ["intra", "inter", "third-party"])
 def test_what_is_planted_is_found_with_any_prior_alone(prior: str):
     attack = StyleInversion(priors=(prior,), losses=("mse",))
