@@ -49,8 +49,9 @@ class LinearClasses:
 
 
 def fit_classes(features: Tensor, labels: Tensor) -> LinearClasses:
-    """Fit `features` (N, D) to `labels` (N,), which have LEAST_PER_CLASS rows or more each."""
-    rows = features.double()
+    """Fit `features` (N, D) to `labels` (N,), without classes of fewer than LEAST_PER_CLASS rows."""
+    known = frequent(labels)
+    rows, labels = features[known].double(), labels[known]
     center, spread = rows.mean(0), rows.std(0)
     spread = spread.clamp_min(1e-3 * float(spread.median().clamp_min(1e-12)))
     scaled, named = ((rows - center) / spread).numpy(), labels.numpy()
@@ -133,10 +134,15 @@ def no_recognizer(knowledge: Knowledge) -> str:
     return ""
 
 
+def frequent(labels: Tensor) -> Tensor:
+    """Which rows are of a class with enough of them for cross-validation, (N,) bool."""
+    _, place, counts = torch.unique(labels, return_inverse=True, return_counts=True)
+    return counts[place] >= LEAST_PER_CLASS
+
+
 def trainable(labels: Tensor) -> bool:
-    """Whether there are two classes or more, with enough rows each for cross-validation."""
-    counts = torch.unique(labels, return_counts=True)[1]
-    return len(counts) > 1 and int(counts.min()) >= LEAST_PER_CLASS
+    """Whether two classes or more have enough rows for cross-validation; others are left out."""
+    return len(labels[frequent(labels)].unique()) > 1
 
 
 def _known(knowledge: Knowledge) -> DomainDataset | None:

@@ -73,6 +73,22 @@ def test_the_class_is_recognized_in_pictures_and_not_in_those_of_other_rows(netw
     assert own > 0.8
 
 
+def test_a_class_of_too_few_images_takes_no_baseline_away(network: None) -> None:
+    case, _ = asked()
+    rare = PUBLIC.labels.clone()
+    rare[torch.arange(0, len(rare), 50)] = 2  # one image of each domain
+    three = replace(
+        knowledge(replace(PUBLIC, labels=rare, class_names=("less", "more", "rare"))),
+        class_names=("less", "more", "rare"),
+    )
+
+    answers = INTRA.run([case], three, child_rng())
+
+    assert {answer.slice["class_from"] for answer in answers if isinstance(answer, Labels)} == {
+        PICTURE, NEAREST, EXCHANGED, STYLE
+    }  # fmt: skip
+
+
 def test_exchanged_rows_of_the_negative_control_are_recognized_without_comparisons(network: None) -> None:
     case, true = asked()
     answers = INTRA.negative_control([case], knowledge(), child_rng())
