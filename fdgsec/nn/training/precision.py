@@ -36,14 +36,15 @@ _BRAIN = Precision(dtype="bfloat16", channels_last=True)
 
 # Measured with `python -m benchmarks training` on a processor of each kind (docs/performance.md). Both CPUs have
 # AVX512_BF16: convolutions in bfloat16 are 1.5 to 2 times as fast as in float32 on AMD's, and slower on Intel's without
-# AMX. MobileNetV3's depthwise ones are slower on both. `tiny` stays in float32 on every CPU: it is for tests, which
-# compare digits. `mini`, as a loss and in style matching, and style generators, whose few channels gain nothing from
-# bfloat16, were measured on AMD's processor alone (docs/performance.md).
+# AMX. The depthwise ones of MobileNetV3 are slower on both, and so is a training step of EfficientNet-Lite0 on AMD's.
+# `tiny` stays in float32 on every CPU: it is for tests, which compare digits. `mini`, as a loss and in style matching,
+# and style generators, whose few channels gain nothing from bfloat16, were measured on AMD's processor alone.
 PRECISION: Mapping[tuple[Processor, str], Precision] = {
     ("cpu", "resnet18"): _FLOAT,
     ("cpu", "resnet50"): _FLOAT,
     ("cpu", "densenet121"): _FLOAT,
     ("cpu", "mobilenet_v3_large"): _FLOAT,
+    ("cpu", "efficientnet_lite0"): _FLOAT,
     ("cpu", "squeezenet1_0"): _FLOAT,
     ("cpu", "tiny"): _FLOAT,
     ("cpu", "mini"): _FLOAT,
@@ -52,6 +53,7 @@ PRECISION: Mapping[tuple[Processor, str], Precision] = {
     ("cpu-amd-bf16", "resnet50"): _BRAIN,
     ("cpu-amd-bf16", "densenet121"): _BRAIN,
     ("cpu-amd-bf16", "mobilenet_v3_large"): _FLOAT,
+    ("cpu-amd-bf16", "efficientnet_lite0"): _FLOAT,
     ("cpu-amd-bf16", "squeezenet1_0"): _BRAIN,
     ("cpu-amd-bf16", "tiny"): _FLOAT,
     ("cpu-amd-bf16", "mini"): _BRAIN,
