@@ -79,6 +79,7 @@ class Classifier(nn.Module):
         self.body = body
         self.neck = neck
         self.head = head
+        self._in_brain_format = 0  # the first parts that compute in bfloat16 while the network is in training mode
 
     def maps(self, images: Tensor, *, between: StageHooks | None = None) -> Tensor:
         """Compute the last stage's feature maps, (N, C, h, w), with the hooks of `between` on the way.
@@ -92,21 +93,35 @@ class Classifier(nn.Module):
             for name, change in (between or {}).items()
         ]
         try:
-            return cast(Tensor, self.body(self.normalize(images)))
+            return self._through_body(self.normalize(images))
         finally:
             for hook in hooks:
                 hook.remove()
 
-    def freeze(self, last: str) -> None:
+    def _through_body(self, maps: Tensor) -> Tensor:
+        if not (self.training and self._in_brain_format):
+            return cast(Tensor, self.body(maps))
+        parts = list(self.body.children())
+        with torch.autocast(maps.device.type, torch.bfloat16):
+            for part in parts[: self._in_brain_format]:
+                maps = part(maps)
+        maps = maps.float()
+        for part in parts[self._in_brain_format :]:
+            maps = part(maps)
+        return maps
+
+    def freeze(self, last: str, *, brain: bool = False) -> None:
         """Keep the weights and batch-norm statistics of the parts up to and including `last` as they are.
 
         Their parameters require no gradient, and their batch norms are in evaluation mode until the next `train()`.
-        Raises UsageError where the body has no such part."""
+        With `brain` they compute in bfloat16 while the network is in training mode. Raises UsageError where the body
+        has no such part."""
         names = [name for name, _ in self.body.named_children()]
         if last not in names:
             raise UsageError(f"{self.backbone} has no part {last!r} to freeze; its parts are {', '.join(names)}.")
         for name in names[: names.index(last) + 1]:
             self.body.get_submodule(name).requires_grad_(False).eval()
+        self._in_brain_format = names.index(last) + 1 if brain else 0
 
     def place(self, name: str) -> nn.Module:
         """Find the module whose output `between` calls `name`. Raises AttributeError where there is none."""

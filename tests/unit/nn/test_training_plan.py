@@ -128,6 +128,20 @@ def test_frozen_parts_keep_weights_and_statistics_and_the_rest_trains(last: str)
         assert torch.equal(value, before[name]) == kept, name
 
 
+def test_frozen_parts_in_bfloat16_round_in_training_alone():
+    model = build_classifier("tiny", 2, rng=stream(0, "world", "network")).eval()
+    pictures = torch.rand(4, 3, 32, 32, generator=stream(1, "world"))
+    with torch.no_grad():
+        expected = model(pictures)
+        model.train().freeze("stage4", brain=True)
+        trained, tested = model(pictures), model.eval()(pictures)
+
+    assert torch.equal(tested, expected)
+    assert trained.dtype == torch.float32
+    assert not torch.equal(trained, expected)
+    torch.testing.assert_close(trained, expected, rtol=0.05, atol=0.05)  # eight bits, five layers
+
+
 def test_a_frozen_network_is_refused_where_it_has_no_such_part():
     model = Classifier(backbone="linear", norm="batch", body=nn.Sequential(), neck=nn.Flatten(), head=nn.Linear(12, 2))
 
