@@ -84,7 +84,7 @@ class RunConfig:
     encoder: str = "mini"
     style_size: int | None = None
     backbone: str = "tiny"
-    norm: Literal["batch", "group"] = "batch"
+    norm: Literal["batch", "group", "frozen"] = "batch"
     pretrained: bool = False
     rounds: int = 0
     participation: float = 1.0
@@ -103,6 +103,10 @@ class RunConfig:
         if self.rounds < 0 or not 0 < self.participation <= 1:  # before a folder is made for the rounds
             raise UsageError(
                 f"rounds must be at least 0 and participation in (0, 1]; got {self.rounds} and {self.participation}."
+            )
+        if self.norm == "frozen" and not self.pretrained:
+            raise UsageError(
+                "norm=frozen keeps the batch norms of pretrained weights as they are; add --pretrained, or use another."
             )
 
     @property

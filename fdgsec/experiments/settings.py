@@ -20,7 +20,9 @@ class Settings(TypedDict, total=False):
     encoder: Annotated[str, Option(help="Style encoder (`fdgsec list encoders`).")]
     style_size: Annotated[int, Option(help="Side in pixels at which images are encoded; default: their own.", least=16)]
     backbone: Annotated[str, Option(help="Classifier: a torchvision model, or tiny (`fdgsec list backbones`).")]
-    norm: Annotated[Literal["batch", "group"], Option(help="Normalization layers: batch or group.")]
+    norm: Annotated[
+        Literal["batch", "group", "frozen"], Option(help="Normalization layers: batch, group, or frozen batch norm.")
+    ]
     pretrained: Annotated[bool, Option(help="Start from stored ImageNet weights.", flag="--pretrained/--no-pretrained")]
     local: Annotated[
         str, Option(help="Local method on top, e.g. mixstyle; its options: --set with.NAME=VALUE.", flag="--with")

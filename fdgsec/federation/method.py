@@ -77,7 +77,7 @@ class Blueprint:
 
     backbone: str
     classes: int
-    norm: Literal["batch", "group"] = "batch"
+    norm: Literal["batch", "group", "frozen"] = "batch"
     device: str = "cpu"
     remodel: Callable[[Classifier, torch.Generator], Classifier] | None = None
 

@@ -26,7 +26,9 @@ from fdgsec.runtime.random_streams import stream
 INCEPTION = "inception"
 INCEPTION_SIDE = 299  # pixels to which every input is resized
 LITE = "efficientnet_lite0"
-EXTRACTORS: tuple[str, ...] = (INCEPTION, LITE, *ENCODERS, *(name for name in BACKBONES if name in weights.CATALOG))
+EXTRACTORS: tuple[str, ...] = (
+    INCEPTION, LITE, *ENCODERS, *(name for name in BACKBONES if name in weights.CATALOG and name != LITE)
+)  # fmt: skip
 Device = torch.device | str
 
 

@@ -292,7 +292,8 @@ def check_trainable(model: nn.Module, plan: TrainingPlan, beside: Sequence[nn.Pa
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             raise PrivateTrainingError(
                 f"{name} ({type(module).__name__}) lets a record change the outputs of others, and its statistics are "
-                "sent unprotected; train a network with group norm (--norm group)."
+                "sent unprotected; train a network with group norm (--norm group) or, from pretrained weights, with "
+                "frozen batch norm (--norm frozen)."
             )
         if getattr(module, "inplace", False):
             raise PrivateTrainingError(

@@ -7,10 +7,12 @@ torch.nn.functional alone."""
 from collections.abc import Mapping
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
 from fdgsec.nn.networks.adain_codec import SmallVggDecoder
+from fdgsec.nn.networks.classifiers import build_classifier
 from fdgsec.nn.networks.efficientnet_lite import EfficientNetLite0
 from fdgsec.nn.networks.published_weights import CATALOG
 from fdgsec.nn.styles.encoders import Vgg16Hed
@@ -135,3 +137,20 @@ def test_lite0_computes_the_logits_of_the_published_tensors():
     expected = lite0(published, images)
     assert sum(tensor.numel() for key, tensor in published.items() if "running" not in key) - 49 == 4_652_008
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+def test_a_pretrained_lite0_classifier_has_the_features_of_the_published_tensors(tmp_path):
+    published = lite0_tensors()
+    path = tmp_path / "lite0.safetensors"
+    save_file(dict(CATALOG["efficientnet_lite0"].converted(published)), path)
+    images = pictures(64, 96)
+
+    for norm in ("batch", "frozen"):
+        model = build_classifier(
+            "efficientnet_lite0", 7, norm=norm, pretrained=True, weights_path=path, rng=stream(0, "world", "head")
+        ).eval()
+        with torch.no_grad():
+            features = model.features(images)
+        logits = features @ published["_fc.weight"].T + published["_fc.bias"]
+        expected = lite0(published, (255 * images - 127) / 128)
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))

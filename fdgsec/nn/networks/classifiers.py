@@ -1,7 +1,10 @@
 """Classifiers by the name of their backbone: torchvision's architectures and one small one, images in [0, 1].
 
 Every `Classifier` is a body (stem and four stages, (N, C, h, w)), a neck (pooling to (N, d)) and a linear head. With
-`norm="group"` no record influences another and no operation is in place, as DP-SGD with Opacus needs.
+`norm` "group" or "frozen" no record influences another and no operation is in place, as DP-SGD with Opacus needs:
+"frozen" keeps a pretrained batch norm as the constant map that it is in evaluation mode (FrozenBatchNorm2d).
+
+EfficientNet-Lite0 is not torchvision's; its stages end where the side halves, as MobileNetV3's do.
 
 Differs from torchvision: images are normalized inside the model. MobileNetV3's dropout (.2) draws from a stream that
 its training gives it (fdgsec/nn/networks/dropout.py); SqueezeNet's (.5) is left out. SqueezeNet's head is linear,
@@ -12,37 +15,48 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 import torch
 import torchvision.models
 from torch import Tensor, nn
 from torch.nn import init
+from torchvision.ops import FrozenBatchNorm2d
 
 from fdgsec.nn.networks import weights
 from fdgsec.nn.networks.dropout import Dropout
+from fdgsec.nn.networks.efficientnet_lite import FEATURES, EfficientNetLite0
 from fdgsec.nn.networks.residual import BasicBlock, Bottleneck, InvertedResidual, without_batch_norm
 from fdgsec.runtime.errors import UsageError, unknown_name
 
-Norm = Literal["batch", "group"]
+Norm = Literal["batch", "group", "frozen"]
 StageHooks = Mapping[str, Callable[[Tensor], Tensor]]
-BACKBONES = ("resnet18", "resnet50", "mobilenet_v3_large", "squeezenet1_0", "densenet121", "tiny")
+BACKBONES = (
+    "resnet18", "resnet50", "mobilenet_v3_large", "efficientnet_lite0", "squeezenet1_0", "densenet121", "tiny",
+)  # fmt: skip
+PARTS = ("stem", "stage1", "stage2", "stage3", "stage4")
+"""The parts of every body, in order."""
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
+_LITE_MEAN, _LITE_STD = (127 / 255,) * 3, (128 / 255,) * 3  # TensorFlow's (x - 127) / 128 on the scale of 0 to 255
+
+
 class Normalization(nn.Module):
-    """Subtract ImageNet's mean and divide by its std, per channel of RGB in [0, 1].
+    """Subtract a mean and divide by a std, per channel of RGB in [0, 1]; ImageNet's unless told otherwise.
 
     The constants are buffers outside the state dict: they move with the model and are never sent."""
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self) -> None:
+    def __init__(
+        self, mean: tuple[float, float, float] = IMAGENET_MEAN, std: tuple[float, float, float] = IMAGENET_STD
+    ) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.tensor(IMAGENET_MEAN).reshape(3, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(IMAGENET_STD).reshape(3, 1, 1), persistent=False)
+        self.register_buffer("mean", torch.tensor(mean).reshape(3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(std).reshape(3, 1, 1), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
         """Map (N, 3, H, W) to the same shape."""
@@ -60,10 +74,12 @@ class Classifier(nn.Module):
         self.norm = norm
         self.classes = head.out_features
         self.features_width = head.in_features
-        self.normalize = Normalization()
+        lite = backbone == "efficientnet_lite0"
+        self.normalize = Normalization(_LITE_MEAN, _LITE_STD) if lite else Normalization()
         self.body = body
         self.neck = neck
         self.head = head
+        self._in_brain_format = 0  # the first parts that compute in bfloat16 while the network is in training mode
 
     def maps(self, images: Tensor, *, between: StageHooks | None = None) -> Tensor:
         """Compute the last stage's feature maps, (N, C, h, w), with the hooks of `between` on the way.
@@ -77,10 +93,35 @@ class Classifier(nn.Module):
             for name, change in (between or {}).items()
         ]
         try:
-            return cast(Tensor, self.body(self.normalize(images)))
+            return self._through_body(self.normalize(images))
         finally:
             for hook in hooks:
                 hook.remove()
+
+    def _through_body(self, maps: Tensor) -> Tensor:
+        if not (self.training and self._in_brain_format):
+            return cast(Tensor, self.body(maps))
+        parts = list(self.body.children())
+        with torch.autocast(maps.device.type, torch.bfloat16):
+            for part in parts[: self._in_brain_format]:
+                maps = part(maps)
+        maps = maps.float()
+        for part in parts[self._in_brain_format :]:
+            maps = part(maps)
+        return maps
+
+    def freeze(self, last: str, *, brain: bool = False) -> None:
+        """Keep the weights and batch-norm statistics of the parts up to and including `last` as they are.
+
+        Their parameters require no gradient, and their batch norms are in evaluation mode until the next `train()`.
+        With `brain` they compute in bfloat16 while the network is in training mode. Raises UsageError where the body
+        has no such part."""
+        names = [name for name, _ in self.body.named_children()]
+        if last not in names:
+            raise UsageError(f"{self.backbone} has no part {last!r} to freeze; its parts are {', '.join(names)}.")
+        for name in names[: names.index(last) + 1]:
+            self.body.get_submodule(name).requires_grad_(False).eval()
+        self._in_brain_format = names.index(last) + 1 if brain else 0
 
     def place(self, name: str) -> nn.Module:
         """Find the module whose output `between` calls `name`. Raises AttributeError where there is none."""
@@ -112,12 +153,13 @@ def build_classifier(
     Without an `rng` nothing is drawn and parameters and buffers are undefined: use it to load a whole state next.
     `pretrained` loads ImageNet weights (`weights_path`, else the store) into everything but the head, which stays
     random. A group-norm network takes the convolutions and each norm's weight and bias but not the running statistics,
-    so it must be fine-tuned before use. Raises UsageError for an unknown backbone, for norm or classes out of range,
+    so it must be fine-tuned before use; a frozen-norm one takes all of them, and without `pretrained` its norms do
+    nothing. Raises UsageError for an unknown backbone, for norm or classes out of range,
     and for weights that do not fit; WeightsUnavailableError where they are not stored."""
     if backbone not in BACKBONES:
         raise unknown_name("backbone", backbone, BACKBONES)
-    if norm not in ("batch", "group"):
-        raise UsageError(f"norm must be 'batch' or 'group'; got {norm!r}.")
+    if norm not in get_args(Norm):
+        raise UsageError(f"norm must be 'batch', 'group' or 'frozen'; got {norm!r}.")
     if classes < 1:
         raise UsageError(f"classes must be at least 1; got {classes}.")
     if weights_path is not None and not pretrained:
@@ -126,8 +168,8 @@ def build_classifier(
         raise UsageError(f"{backbone} has no pretrained weights; build it with pretrained=False.")
     with torch.device("meta"):
         network = _network(backbone, norm)
-        if norm == "group":
-            without_batch_norm(network)
+        if norm != "batch":
+            without_batch_norm(network, frozen=norm == "frozen")
     network.to_empty(device="cpu")
     if rng is not None:
         for module in network.modules():
@@ -153,19 +195,21 @@ def drawn_head(backbone: str, width: int, classes: int, *, rng: torch.Generator 
 
 
 def _network(backbone: str, norm: Norm) -> nn.Module:
-    """Build torchvision's module (or ours, for tiny), with in-place blocks only where `norm` allows them."""
+    """Build torchvision's module (or ours, for tiny and Lite0), with in-place blocks only where `norm` allows them."""
     library = torchvision.models
     if backbone == "tiny":
         return _tiny()
+    if backbone == "efficientnet_lite0":
+        return EfficientNetLite0()
     if backbone == "resnet18":
         return cast(
-            nn.Module, library.ResNet(BasicBlock if norm == "group" else library.resnet.BasicBlock, [2, 2, 2, 2])
+            nn.Module, library.ResNet(library.resnet.BasicBlock if norm == "batch" else BasicBlock, [2, 2, 2, 2])
         )
     if backbone == "resnet50":
         return cast(
-            nn.Module, library.ResNet(Bottleneck if norm == "group" else library.resnet.Bottleneck, [3, 4, 6, 3])
+            nn.Module, library.ResNet(library.resnet.Bottleneck if norm == "batch" else Bottleneck, [3, 4, 6, 3])
         )
-    if backbone == "mobilenet_v3_large" and norm == "group":
+    if backbone == "mobilenet_v3_large" and norm != "batch":
         return cast(nn.Module, library.mobilenet_v3_large(weights=None, block=InvertedResidual))
     return cast(nn.Module, library.get_model(backbone, weights=None))
 
@@ -189,9 +233,12 @@ def _tiny() -> nn.Sequential:
 
 def _initialize(backbone: str, module: nn.Module, rng: torch.Generator) -> None:
     """Draw the own parameters of `module` from `rng`, as torchvision's constructor of `backbone` does."""
-    if isinstance(module, nn.BatchNorm2d | nn.GroupNorm):
+    if isinstance(module, nn.BatchNorm2d | nn.GroupNorm | FrozenBatchNorm2d):
         init.ones_(module.weight)
         init.zeros_(module.bias)
+        if isinstance(module, FrozenBatchNorm2d):
+            init.zeros_(module.running_mean)
+            init.ones_(module.running_var)
         if isinstance(module, nn.BatchNorm2d):
             module.reset_running_stats()
     elif isinstance(module, nn.Conv2d):
@@ -203,7 +250,8 @@ def _initialize(backbone: str, module: nn.Module, rng: torch.Generator) -> None:
         if module.bias is not None:
             init.zeros_(module.bias)
     elif isinstance(module, nn.Linear):
-        bound = module.in_features**-0.5  # the default of nn.Linear, for its weight and its bias
+        # the default of nn.Linear, for its weight and its bias; torchvision's EfficientNet counts outputs
+        bound = (module.out_features if backbone == "efficientnet_lite0" else module.in_features) ** -0.5
         if backbone in ("squeezenet1_0", "mobilenet_v3_large"):
             init.normal_(module.weight, std=0.01, generator=rng)
         else:
@@ -220,8 +268,7 @@ Parts = tuple[nn.Sequential, nn.Sequential, int]  # body, neck, width of the fea
 
 
 def _body(stem: nn.Module, *stages: nn.Module) -> nn.Sequential:
-    named = {"stem": stem} | {f"stage{number}": stage for number, stage in enumerate(stages, start=1)}
-    return nn.Sequential(OrderedDict(named))
+    return nn.Sequential(OrderedDict(zip(PARTS, (stem, *stages), strict=True)))
 
 
 def _neck(*after: nn.Module) -> nn.Sequential:
@@ -253,6 +300,17 @@ def _mobilenet_parts(network: nn.Module) -> Parts:
     return _body(stem, *stages), _neck(linear, network.get_submodule("classifier.1"), dropout), linear.out_features
 
 
+def _lite_parts(network: nn.Module) -> Parts:
+    first, *stages = _slices(cast(nn.Sequential, network.get_submodule("blocks")), 1, 3, 5, 11)
+    stem, last = _named(network, "pad", "conv_stem", "bn0"), stages[-1]
+    stem.add_module("relu0", nn.ReLU6())
+    stem.add_module("block0", first.get_submodule("0"))
+    for name in ("conv_head", "bn1"):
+        last.add_module(name, network.get_submodule(name))
+    last.add_module("relu1", nn.ReLU6())
+    return _body(stem, *stages), _neck(), FEATURES
+
+
 def _squeezenet_parts(network: nn.Module) -> Parts:
     stem, *stages = _slices(cast(nn.Sequential, network.get_submodule("features")), 3, 6, 9, 11)
     return _body(stem, *stages), _neck(), 512
@@ -275,6 +333,7 @@ _PARTS: Mapping[str, Callable[[nn.Module], Parts]] = {
     "resnet18": _resnet_parts,
     "resnet50": _resnet_parts,
     "mobilenet_v3_large": _mobilenet_parts,
+    "efficientnet_lite0": _lite_parts,
     "squeezenet1_0": _squeezenet_parts,
     "densenet121": _densenet_parts,
     "tiny": _tiny_parts,

@@ -35,18 +35,26 @@ _STAGES = (
 )
 
 
-class _SameConvolution(nn.Conv2d):
-    """A convolution without bias whose output has ceil(side / stride) cells, padded as TensorFlow does."""
+class _SamePadding(nn.Module):
+    """TensorFlow's "same" padding before a convolution of this kernel and stride: ceil(side / stride) cells come out.
 
-    def __init__(self, inputs: int, outputs: int, kernel: int, *, stride: int = 1, groups: int = 1) -> None:
-        super().__init__(inputs, outputs, kernel, stride=stride, groups=groups, bias=False)
+    A module beside the convolution, which stays a plain `nn.Conv2d`: per-record gradients have rules for known types
+    only, and would not know of padding that a subclass adds."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Map (N, inputs, h, w) to (N, outputs, ceil(h / stride), ceil(w / stride))."""
-        kernel, stride = self.kernel_size[0], self.stride[0]
-        missing = [max((-(-side // stride) - 1) * stride + kernel - side, 0) for side in input.shape[2:]]
+    def __init__(self, kernel: int, stride: int) -> None:
+        super().__init__()
+        self.kernel, self.stride = kernel, stride
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Map (N, C, h, w) to (N, C, h', w'); an odd pixel is at the bottom and on the right."""
+        height, width = maps.shape[2:]
+        missing = [max((-(-side // self.stride) - 1) * self.stride + self.kernel - side, 0) for side in (height, width)]
         top, left = missing[0] // 2, missing[1] // 2
-        return super().forward(functional.pad(input, (left, missing[1] - left, top, missing[0] - top)))
+        return functional.pad(maps, (left, missing[1] - left, top, missing[0] - top))
+
+
+def _convolution(inputs: int, outputs: int, kernel: int, *, stride: int = 1, groups: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, kernel, stride=stride, groups=groups, bias=False)
 
 
 def _norm(width: int) -> nn.BatchNorm2d:
@@ -61,15 +69,16 @@ class _InvertedResidual(nn.Module):
         width = inputs * stage.expansion
         self.expands, self.adds = stage.expansion > 1, stride == 1 and inputs == stage.width
         if self.expands:
-            self.expand_conv, self.bn0 = _SameConvolution(inputs, width, 1), _norm(width)
-        self.depthwise_conv = _SameConvolution(width, width, stage.kernel, stride=stride, groups=width)
+            self.expand_conv, self.bn0 = _convolution(inputs, width, 1), _norm(width)
+        self.pad = _SamePadding(stage.kernel, stride)
+        self.depthwise_conv = _convolution(width, width, stage.kernel, stride=stride, groups=width)
         self.bn1 = _norm(width)
-        self.project_conv, self.bn2 = _SameConvolution(width, stage.width, 1), _norm(stage.width)
+        self.project_conv, self.bn2 = _convolution(width, stage.width, 1), _norm(stage.width)
 
     def forward(self, features: Tensor) -> Tensor:
         """Map (N, inputs, h, w) to (N, width, ceil(h / stride), ceil(w / stride))."""
         inner: Tensor = functional.relu6(self.bn0(self.expand_conv(features))) if self.expands else features
-        inner = functional.relu6(self.bn1(self.depthwise_conv(inner)))
+        inner = functional.relu6(self.bn1(self.depthwise_conv(self.pad(inner))))
         inner = self.bn2(self.project_conv(inner))
         return features + inner if self.adds else inner
 
@@ -81,7 +90,8 @@ class EfficientNetLite0(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv_stem, self.bn0 = _SameConvolution(3, 32, 3, stride=2), _norm(32)
+        self.pad = _SamePadding(3, 2)
+        self.conv_stem, self.bn0 = _convolution(3, 32, 3, stride=2), _norm(32)
         blocks: list[nn.Module] = []
         inputs = 32
         for stage in _STAGES:
@@ -89,12 +99,12 @@ class EfficientNetLite0(nn.Module):
                 blocks.append(_InvertedResidual(inputs, stage, stride=1 if index else stage.stride))
                 inputs = stage.width
         self.blocks = nn.Sequential(*blocks)
-        self.conv_head, self.bn1 = _SameConvolution(inputs, FEATURES, 1), _norm(FEATURES)
+        self.conv_head, self.bn1 = _convolution(inputs, FEATURES, 1), _norm(FEATURES)
         self.fc = nn.Linear(FEATURES, CLASSES)
 
     def features(self, images: Tensor) -> Tensor:
         """Give the pooled features (N, 1280) before the classifier."""
-        inner = self.blocks(functional.relu6(self.bn0(self.conv_stem(images))))
+        inner = self.blocks(functional.relu6(self.bn0(self.conv_stem(self.pad(images)))))
         pooled: Tensor = functional.relu6(self.bn1(self.conv_head(inner))).mean((2, 3))
         return pooled
 

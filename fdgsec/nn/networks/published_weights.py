@@ -193,7 +193,7 @@ _ENTRIES = (
     ),
     WeightEntry(
         name="efficientnet_lite0",
-        what="EfficientNet-Lite0, ImageNet-1k (a judge of pictures)",
+        what="EfficientNet-Lite0, ImageNet-1k (a backbone, and a judge of pictures)",
         sha256="579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
         build=EfficientNetLite0,
         package=PythonPackage(

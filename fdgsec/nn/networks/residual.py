@@ -1,4 +1,4 @@
-"""torchvision's residual blocks without in-place operations, and the replacement of BatchNorm by GroupNorm.
+"""torchvision's residual blocks without in-place operations, and the replacement of BatchNorm.
 
 Opacus takes per-sample gradients with hooks on layer outputs, which a later in-place operation (`out += identity`,
 `ReLU(inplace=True)`) would overwrite. BatchNorm lets one record change the output of another, so that a guarantee of
@@ -9,6 +9,7 @@ from typing import cast
 
 from torch import Tensor, nn
 from torchvision.models import mobilenetv3, resnet
+from torchvision.ops import FrozenBatchNorm2d
 
 
 class BasicBlock(resnet.BasicBlock):  # type: ignore[misc]  # torchvision has no types
@@ -43,15 +44,21 @@ class InvertedResidual(mobilenetv3.InvertedResidual):  # type: ignore[misc]
         return cast(Tensor, input + out if self.use_res_connect else out)
 
 
-def without_batch_norm(network: nn.Module) -> None:
+def without_batch_norm(network: nn.Module, *, frozen: bool = False) -> None:
     """Replace, in `network` itself, every BatchNorm2d by GroupNorm and every in-place activation by its plain form.
 
     GroupNorm gets gcd(32, C) groups (32 as in Wu & He 2018; the divisor is Opacus's choice) and the epsilon of the
-    BatchNorm it replaces. Names and the affine weight and bias stay; running statistics are dropped."""
+    BatchNorm it replaces. Names and the affine weight and bias stay; running statistics are dropped. With `frozen` it
+    is FrozenBatchNorm2d instead: the running statistics stay, nothing of it is trained, and they are never updated."""
     for module in list(network.modules()):
-        if isinstance(module, nn.ReLU | nn.Hardswish):
+        if isinstance(module, nn.ReLU | nn.ReLU6 | nn.Hardswish):
             module.inplace = False
         for name, child in list(module.named_children()):
             if isinstance(child, nn.BatchNorm2d):
-                groups = math.gcd(32, child.num_features)
-                setattr(module, name, nn.GroupNorm(groups, child.num_features, eps=child.eps))
+                setattr(module, name, _replacement(child, frozen=frozen))
+
+
+def _replacement(norm: nn.BatchNorm2d, *, frozen: bool) -> nn.Module:
+    if frozen:
+        return FrozenBatchNorm2d(norm.num_features, eps=norm.eps)
+    return nn.GroupNorm(math.gcd(32, norm.num_features), norm.num_features, eps=norm.eps)

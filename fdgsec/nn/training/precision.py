@@ -20,10 +20,13 @@ VARIABLE = "FDGSEC_PRECISION"
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """Number format and memory layout of one network on one kind of processor."""
+    """Number format and memory layout of one network on one kind of processor.
+
+    `frozen` is the format of the parts that a plan does not train, which have no backward pass."""
 
     dtype: Dtype
     channels_last: bool
+    frozen: Dtype = "float32"
 
     @property
     def layout(self) -> torch.memory_format:
@@ -32,18 +35,21 @@ class Precision:
 
 
 _FLOAT = Precision(dtype="float32", channels_last=True)
-_BRAIN = Precision(dtype="bfloat16", channels_last=True)
+_BRAIN = Precision(dtype="bfloat16", channels_last=True, frozen="bfloat16")
+_BRAIN_FORWARD = Precision(dtype="float32", channels_last=True, frozen="bfloat16")
 
 # Measured with `python -m benchmarks training` on a processor of each kind (docs/performance.md). Both CPUs have
 # AVX512_BF16: convolutions in bfloat16 are 1.5 to 2 times as fast as in float32 on AMD's, and slower on Intel's without
-# AMX. MobileNetV3's depthwise ones are slower on both. `tiny` stays in float32 on every CPU: it is for tests, which
-# compare digits. `mini`, as a loss and in style matching, and style generators, whose few channels gain nothing from
-# bfloat16, were measured on AMD's processor alone (docs/performance.md).
+# AMX. The depthwise ones of MobileNetV3 are slower on both, and so are training steps of EfficientNet-Lite0 on AMD's,
+# where its forward pass alone is 2.7 times as fast. `tiny` stays in float32 on every CPU: it is for tests, which
+# compare digits. `mini`, as a loss and in style matching,
+# and style generators, whose few channels gain nothing from bfloat16, were measured on AMD's processor alone.
 PRECISION: Mapping[tuple[Processor, str], Precision] = {
     ("cpu", "resnet18"): _FLOAT,
     ("cpu", "resnet50"): _FLOAT,
     ("cpu", "densenet121"): _FLOAT,
     ("cpu", "mobilenet_v3_large"): _FLOAT,
+    ("cpu", "efficientnet_lite0"): _FLOAT,
     ("cpu", "squeezenet1_0"): _FLOAT,
     ("cpu", "tiny"): _FLOAT,
     ("cpu", "mini"): _FLOAT,
@@ -52,6 +58,7 @@ PRECISION: Mapping[tuple[Processor, str], Precision] = {
     ("cpu-amd-bf16", "resnet50"): _BRAIN,
     ("cpu-amd-bf16", "densenet121"): _BRAIN,
     ("cpu-amd-bf16", "mobilenet_v3_large"): _FLOAT,
+    ("cpu-amd-bf16", "efficientnet_lite0"): _BRAIN_FORWARD,
     ("cpu-amd-bf16", "squeezenet1_0"): _BRAIN,
     ("cpu-amd-bf16", "tiny"): _FLOAT,
     ("cpu-amd-bf16", "mini"): _BRAIN,
@@ -88,8 +95,8 @@ def precision_of(
     row = processor_of(device)
     fallback = PRECISION.get((row, "*"), Precision(dtype="float32", channels_last=False))
     found = PRECISION.get((row, backbone), fallback)
-    dtype = requested_dtype() or (found.dtype if wanted == "table" else wanted)
-    return Precision(dtype=dtype, channels_last=found.channels_last)
+    told = requested_dtype() or (None if wanted == "table" else wanted)
+    return Precision(dtype=told or found.dtype, channels_last=found.channels_last, frozen=told or found.frozen)
 
 
 def requested_dtype() -> Dtype | None:

@@ -76,6 +76,8 @@ def prepare_training(
     model.train()
     if rng is not None:
         seed_dropout(model, child(rng, "dropout"))
+    if plan.frozen != "none":
+        model.freeze(plan.frozen, brain=precision.frozen == "bfloat16")
     if plan.freeze_norm:
         for module in model.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):

@@ -19,8 +19,10 @@ class TrainingPlan:
     the whole run: "cosine" per round, "cosine-epoch" per local epoch, "step" by `decay` every `decay_every` rounds.
     `crop` is the area range of a random resized crop (None: no crop), `translate` the probability of a random
     translation (enlarge by 1/8, crop the old size), `flip` that of a horizontal flip. `clip_norm` bounds the gradient's
-    norm; `freeze_norm` keeps batch-norm layers in evaluation mode while everything else trains. `precision` is the
-    number format: that of the table in fdgsec/nn/training/precision.py, or float32 or bfloat16 on every processor."""
+    norm; `freeze_norm` keeps batch-norm layers in evaluation mode while everything else trains. `frozen` is the last
+    part of the body that is not trained at all, nor those before it ("stem", "stage1", ..., "stage4"); "none" trains
+    everything. `precision` is the number format: that of the table in fdgsec/nn/training/precision.py, or float32 or
+    bfloat16 on every processor."""
 
     epochs: int = 1
     steps: int | None = None
@@ -37,6 +39,7 @@ class TrainingPlan:
     flip: float = 0.5
     clip_norm: float | None = None
     freeze_norm: bool = False
+    frozen: Literal["none", "stem", "stage1", "stage2", "stage3", "stage4"] = "none"
     precision: Literal["table", "float32", "bfloat16"] = "table"
 
     def __post_init__(self) -> None:

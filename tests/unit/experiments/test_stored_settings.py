@@ -3,8 +3,11 @@
 from types import NoneType
 from typing import get_args, get_type_hints
 
+import pytest
+
 from fdgsec.experiments.run_config import LATER, RunConfig, build
 from fdgsec.experiments.settings import Settings
+from fdgsec.runtime.errors import UsageError
 
 BEFORE = "b5e903c4394f04c43f0ff5cb4e72d7aaf7fc4256709b942c104cf6794e259062"
 """What the settings below hashed to before `roles` was one of them."""
@@ -35,3 +38,10 @@ def test_every_setting_that_verbs_take_is_one_of_a_run_and_of_the_same_type():
 
     for name, kind in get_type_hints(Settings).items():
         assert kind == stored[name] or set(get_args(stored[name])) == {kind, NoneType}, name
+
+
+def test_frozen_norms_of_a_network_that_is_not_pretrained_are_refused():
+    with pytest.raises(UsageError, match="add --pretrained"):
+        RunConfig(method="fedavg", backbone="resnet18", norm="frozen")
+
+    assert RunConfig(method="fedavg", backbone="resnet18", norm="frozen", pretrained=True).norm == "frozen"

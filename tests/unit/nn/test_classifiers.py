@@ -148,6 +148,31 @@ def test_one_opacus_step_has_the_gradients_of_batches_of_one(backbone):
         ), name
 
 
+@pytest.mark.parametrize("backbone", ["resnet18", "efficientnet_lite0", "mobilenet_v3_large"])
+def test_frozen_norm_is_batch_norm_in_evaluation_mode_and_has_nothing_to_train(backbone, tmp_path):
+    batch = build_classifier(backbone, 5, rng=stream(0, "world"))
+    for module in batch.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            for values, low in ((module.running_mean, -0.2), (module.running_var, 0.5), (module.weight, 0.5)):
+                assert values is not None
+                values.data.uniform_(low, low + 1, generator=stream(1, "world"))
+    frozen = build_classifier(backbone, 5, norm="frozen", rng=stream(0, "world"))
+    frozen.load_state_dict({name: batch.state_dict()[name] for name in frozen.state_dict()})
+    pictures = images(2)
+
+    with torch.no_grad():
+        expected, found = batch.eval()(pictures), frozen.train()(pictures)
+
+    if backbone != "mobilenet_v3_large":  # its dropout draws in training mode
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    trained = {name for name, _ in frozen.named_parameters()}
+    assert not [
+        name for name, _ in batch.named_parameters() if name not in trained and "bn" not in name and ".1." not in name
+    ]
+    assert not [module for module in frozen.modules() if isinstance(module, nn.BatchNorm2d)]
+    assert not [name for name, module in frozen.named_modules() if getattr(module, "inplace", False)]
+
+
 @pytest.mark.parametrize("backbone", BACKBONES)
 def test_group_norm_model_works_nowhere_in_place_and_keeps_no_statistics(backbone):
     model = build_classifier(backbone, 5, norm="group", rng=stream(0, "world"))
@@ -182,6 +207,7 @@ def test_the_head_times_the_features_is_the_forward_pass(backbone):
         ("resnet18", 512),
         ("resnet50", 2048),
         ("mobilenet_v3_large", 1280),
+        ("efficientnet_lite0", 1280),
         ("squeezenet1_0", 512),
         ("densenet121", 1024),
     ],
@@ -256,7 +282,7 @@ def test_bad_requests_are_refused_with_what_to_do(tmp_path):
     rng = stream(0, "world")
     with pytest.raises(UsageError, match="did you mean 'resnet18'"):
         build_classifier("resnet81", 5, rng=rng)
-    with pytest.raises(UsageError, match="norm must be 'batch' or 'group'; got 'layer'"):
+    with pytest.raises(UsageError, match="norm must be 'batch', 'group' or 'frozen'; got 'layer'"):
         build_classifier("tiny", 5, norm="layer", rng=rng)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="classes must be at least 1; got 0"):
         build_classifier("tiny", 0, rng=rng)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fdgsec.nn.networks.classifiers import build_classifier
+from fdgsec.nn.networks.classifiers import PARTS, Classifier, build_classifier
 from fdgsec.nn.training.batches import TrainingSet, augment, epoch_of_batches
 from fdgsec.nn.training.training_loop import CrossEntropy, epochs, optimizer_step, prepare_training
 from fdgsec.nn.training.training_plan import TrainingPlan, optimizer_memory, optimizer_of, remember
@@ -113,6 +113,40 @@ def test_frozen_norm_layers_keep_their_running_statistics():
     assert all(torch.equal(dict(model.named_buffers())[name], value) for name, value in before.items())
     prepare_training(model, PLAIN)
     assert all(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize("last", ["stem", "stage3", "stage4"])
+def test_frozen_parts_keep_weights_and_statistics_and_the_rest_trains(last: str):
+    model = build_classifier("tiny", 2, rng=stream(0, "world", "network"))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+
+    epochs(model, toy(), CrossEntropy(), replace(PLAIN, frozen=last), stream(0, "world", "order"))  # type: ignore[arg-type]
+
+    frozen = PARTS[: PARTS.index(last) + 1]
+    for name, value in model.state_dict().items():
+        kept = name.startswith(tuple(f"body.{part}." for part in frozen))
+        assert torch.equal(value, before[name]) == kept, name
+
+
+def test_frozen_parts_in_bfloat16_round_in_training_alone():
+    model = build_classifier("tiny", 2, rng=stream(0, "world", "network")).eval()
+    pictures = torch.rand(4, 3, 32, 32, generator=stream(1, "world"))
+    with torch.no_grad():
+        expected = model(pictures)
+        model.train().freeze("stage4", brain=True)
+        trained, tested = model(pictures), model.eval()(pictures)
+
+    assert torch.equal(tested, expected)
+    assert trained.dtype == torch.float32
+    assert not torch.equal(trained, expected)
+    torch.testing.assert_close(trained, expected, rtol=0.05, atol=0.05)  # eight bits, five layers
+
+
+def test_a_frozen_network_is_refused_where_it_has_no_such_part():
+    model = Classifier(backbone="linear", norm="batch", body=nn.Sequential(), neck=nn.Flatten(), head=nn.Linear(12, 2))
+
+    with pytest.raises(UsageError, match="no part 'stage1' to freeze"):
+        prepare_training(model, replace(PLAIN, frozen="stage1"))
 
 
 def test_moments_that_were_written_down_go_on_as_if_never_interrupted():

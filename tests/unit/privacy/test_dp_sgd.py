@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fdgsec.nn.networks.classifiers import Classifier
+from fdgsec.nn.networks.classifiers import Classifier, build_classifier
 from fdgsec.nn.training.batches import Batch
 from fdgsec.nn.training.training_loop import CrossEntropy, epochs
 from fdgsec.nn.training.training_plan import optimizer_of
 from fdgsec.privacy.dp_sgd import private_steps, sampling_rate, uses_of
+from fdgsec.runtime.random_streams import stream
 from tests.support.private_setting import PLAN, WHOLE, Made, data, network, trained, trainer, weights, world
 
 
@@ -187,3 +188,13 @@ def test_a_call_is_paid_for_by_public_numbers():
     assert dict(first.sensitivity) == {"zero-out": 2.0}
     assert second.count == 5
     assert (sampling_rate(3, PLAN), private_steps(3, PLAN), private_steps(20, PLAN)) == (1.0, 1, 2)
+
+
+def test_a_network_with_frozen_norm_and_parts_trains_the_rest_privately():
+    model = build_classifier("tiny", 3, norm="frozen", rng=stream(0, "world", "network"))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+
+    trainer(noise=1.0, bound=1.0)(model, data(), CrossEntropy(), replace(PLAN, frozen="stage3"), world())
+
+    moved = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert moved == {"body.stage4.0.weight", "head.weight", "head.bias"}
