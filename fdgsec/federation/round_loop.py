@@ -240,15 +240,15 @@ class RoundLoop:
         return dict.fromkeys(clock.participants, one)
 
     def _deliver(self, clock: Clock, stage: str, inboxes: Mapping[str, Inbox]) -> Mapping[str, Inbox]:
-        return {
-            receiver: {
-                name: self.wire.send(
-                    Message(round=clock.round, stage=stage, sender=SERVER, receiver=receiver, artifact=artifact)
-                )
-                for name, artifact in inbox.items()
-            }
-            for receiver, inbox in self._addressed(clock, inboxes).items()
-        }
+        addressed = self._addressed(clock, inboxes)
+        self.wire.send_all(
+            [
+                Message(round=clock.round, stage=stage, sender=SERVER, receiver=receiver, artifact=artifact)
+                for receiver, inbox in addressed.items()
+                for artifact in inbox.values()
+            ]
+        )
+        return addressed
 
     def _models(self, clock: Clock, model: GlobalModel | None) -> Mapping[str, GlobalModel]:
         """Send the global model to each participant, for all its steps of this round."""
