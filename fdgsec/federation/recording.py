@@ -16,9 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fdgsec.federation.artifact_checks import FLOATS, INTEGERS
 from fdgsec.federation.artifacts import (
-    FLOATS,
-    INTEGERS,
     Amplitudes,
     Artifact,
     GeneratorState,
