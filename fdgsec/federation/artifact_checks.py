@@ -1,15 +1,18 @@
 """What the tensors of every artifact must keep: dtypes, finite numbers within a size, shapes."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from fdgsec.runtime.errors import ArtifactError
+from fdgsec.runtime.untrusted_text import check_text
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+RESERVED = "__metadata__"
+"""The entry of a safetensors header that is no tensor."""
 LARGEST = 1e18
 """The largest size of a float in an artifact: its square is still a float32."""
 LARGEST_WEIGHT = 1e36
@@ -23,6 +26,15 @@ def expect_dtype(kind: str, name: str, value: Tensor, legal: Sequence[torch.dtyp
     if value.dtype not in legal or value.layout is not torch.strided:
         named = ", ".join(str(dtype).removeprefix("torch.") for dtype in legal)
         raise ArtifactError(f"{kind}.{name} must be a dense tensor of {named}; it is of {value.dtype}.")
+
+
+def check_names(kind: str, names: Iterable[object]) -> None:
+    """Raise ArtifactError for a name that a file of tensors cannot hold: no text, or the one of its text fields."""
+    for name in names:
+        if not isinstance(name, str) or name == RESERVED:
+            expected = f"text other than {RESERVED}, which names a file's text fields"
+            raise ArtifactError(f"{kind} has an entry {str(name)[:40]!r}; its names must be {expected}.")
+        check_text(name, error=ArtifactError)
 
 
 def check_size(kind: str, name: str, value: Tensor, *, largest: float) -> None:

@@ -21,6 +21,7 @@ from fdgsec.federation.artifact_checks import (
     LARGEST_WEIGHT,
     MOST_PARTIES,
     check_integers,
+    check_names,
     check_size,
     expect,
     expect_dtype,
@@ -241,6 +242,10 @@ class ModelState(Artifact):
     kind: ClassVar[str] = "ModelState"
     largest: ClassVar[float] = LARGEST_WEIGHT
     state: Mapping[str, Tensor]
+
+    def __post_init__(self) -> None:
+        check_names(self.kind, self.state)
+        super().__post_init__()
 
     def _check_dtype(self, name: str, value: Tensor) -> None:
         expect_dtype(self.kind, name, value, (*FLOATS, *INTEGERS))

@@ -244,6 +244,32 @@ def node(folder: Path, *, partition: int, run: int = 7, style: Tensor | None = N
     )
 
 
+def metrics_through(folder: Path, record: MetricRecord, **kinds: str) -> None:
+    """A reply of a client app with the mod that holds one record of metrics, called `told`."""
+    app = ClientApp(mods=[fdgsec.record_mod(folder, kinds=kinds)])
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return Message(RecordDict({"told": record}), reply_to=message)
+
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 7, 1, 1  # as Flower sets them
+    message = Message(content=RecordDict(), dst_node_id=1, message_type="train", group_id="0")
+    app(message, Context(run_id=7, node_id=1, node_config={"partition-id": 0}, state=RecordDict(), run_config={}))
+
+
+def test_a_mod_records_metrics_as_the_kind_that_their_name_is_given(tmp_path: Path):
+    for kind, stage in (("style", "share"), ("update", "update"), ("scores", "review")):
+        metrics_through(tmp_path / kind, MetricRecord({"a": [1.0, 2.0], "b": [0.5, 0.5]}), told=kind)
+        (line,) = (tmp_path / kind / "transcript.jsonl").read_text().splitlines()
+        assert json.loads(line)["stage"] == stage
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), [1.0, float("nan")]])
+def test_a_mod_refuses_metrics_that_are_not_finite_by_their_name(value: Any, tmp_path: Path):
+    with pytest.raises(ValueError, match="metric loss of record told is not finite"):
+        metrics_through(tmp_path / "wire", MetricRecord({"accuracy": 0.5, "loss": value}))
+
+
 def test_what_a_recording_holds_and_nobody_reads_is_said(images: Tensor, tmp_path: Path):
     with fdgsec.record(tmp_path / "wire") as wire:
         for number in range(6):
