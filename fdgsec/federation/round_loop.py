@@ -327,7 +327,11 @@ class RoundLoop:
                 continue
             uploads = self._collected(attendance.clock, STAGES["fit"], {name: answer})
             update = _received(uploads[name], self.method)
-            aggregation.add(update)
+            try:
+                aggregation.add(update)
+            except ArtifactError as error:
+                self._without(attendance, "fit", {name: str(error)})
+                continue
             known[name] = replace(update, artifacts={})
         missing = [name for name in requests if name not in known]
         self._without(attendance, "fit", dict.fromkeys(missing, "no reply came"))
