@@ -104,6 +104,7 @@ class RunConfig:
             raise UsageError(
                 f"rounds must be at least 0 and participation in (0, 1]; got {self.rounds} and {self.participation}."
             )
+        check_distinct(self.attacks)
 
     @property
     def method_name(self) -> str:
@@ -381,9 +382,22 @@ def _table(value: Any, name: str) -> Any:
 
 
 def named_attacks(given: Sequence[str | Attack]) -> tuple[tuple[str, ...], dict[str, dict[str, Any]]]:
-    """Split attacks into their names, and by name all options of those that were given as objects."""
+    """Split attacks into their names, and by name all options of those that were given as objects.
+
+    Raises UsageError for an attack that is given twice."""
     options = {each.name: dataclasses.asdict(each) for each in given if not isinstance(each, str)}  # type: ignore[call-overload]
-    return tuple(each if isinstance(each, str) else each.name for each in given), options
+    attacks = tuple(each if isinstance(each, str) else each.name for each in given)
+    check_distinct(attacks)
+    return attacks, options
+
+
+def check_distinct(attacks: Sequence[str]) -> None:
+    """Raise UsageError for an attack that is named twice: it would run twice, and be counted twice."""
+    twice = next((name for name in attacks if attacks.count(name) > 1), None)
+    if twice is not None:
+        raise UsageError(
+            f"attack {twice} is named twice; name it once, and compare options of it in runs of their own."
+        )
 
 
 def train_settings(

@@ -1,5 +1,6 @@
 """Somebody else's federation, attacked by somebody who knows the public names of fdgsec and nothing else."""
 
+import csv
 import json
 import subprocess
 import sys
@@ -194,6 +195,20 @@ def test_names_rounds_and_folders_that_are_none_are_refused(tmp_path: Path):
         wire.send("style", torch.ones(4), sender="A")
 
 
+def test_names_of_a_recording_are_no_formulas_in_the_table_of_guesses(tmp_path: Path):
+    with fdgsec.record(tmp_path / "wire") as wire:
+        for sender in ("=1+1", "@SUM(A1)", 'a, "b"'):
+            for _ in range(2):
+                wire.send("style", torch.rand(8), sender=sender)
+
+    fdgsec.attack_vectors(tmp_path / "wire", attacks=["linkage"], out=tmp_path / "out")
+
+    lines = (tmp_path / "out" / "guesses.csv").read_text().splitlines()
+    cells = [cell for line in csv.reader(lines) for cell in line]
+    assert not any(cell.startswith(("=", "@")) for cell in cells)
+    assert {"'=1+1", "'@SUM(A1)", 'a, "b"'} <= set(cells)
+
+
 def test_a_loop_that_fails_leaves_what_it_sent_and_says_so(tmp_path: Path):
     def loop() -> None:
         with fdgsec.record(tmp_path / "wire") as wire:
@@ -203,6 +218,8 @@ def test_a_loop_that_fails_leaves_what_it_sent_and_says_so(tmp_path: Path):
 
     with pytest.raises(KeyboardInterrupt):
         loop()
+    with pytest.raises(ValueError, match="attack linkage is named twice"):
+        fdgsec.attack_run(tmp_path / "wire", attacks=["linkage", "linkage"])
 
     assert "ended with an error" in str(fdgsec.attack_run(tmp_path / "wire").environment["notes"])
 
