@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from fdgsec.experiments.attack.loop import Outcome
+from fdgsec.experiments.attack.attack_setting import Outcome
 from fdgsec.experiments.report.presentation import Names, presentation_of
 from fdgsec.runtime.csv_cells import safe_cells
 from fdgsec.threats.adversary import Knowledge
