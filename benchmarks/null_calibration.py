@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from fdgsec.experiments.attack.attack_context import attack_context_of
-from fdgsec.experiments.attack.loop import AttackSetting, attack_named, reason_to_skip
+from fdgsec.experiments.attack.attack_setting import AttackSetting
+from fdgsec.experiments.attack.loop import attack_named, reason_to_skip
 from fdgsec.experiments.attack.run_attacks import prepare_style_view
 from fdgsec.experiments.report.multiplicity import adjusted
 from fdgsec.experiments.report.schema import AttackResult

@@ -27,12 +27,14 @@ from fdgsec.federation.method import (
     State,
     Update,
 )
+from fdgsec.federation.participation import ClientFailedError
 from fdgsec.federation.release_declarations import VALIDATION, Release
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import TrainingSet
 from fdgsec.nn.training.precision import precision_of
 from fdgsec.nn.training.training_loop import CrossEntropy, Objective, predictions
 from fdgsec.nn.training.training_plan import TrainingPlan, optimizer_memory, optimizer_of, remember
+from fdgsec.runtime.errors import ArtifactError
 from fdgsec.runtime.secret_streams import SecretStream
 
 KEPT = "kept/"
@@ -44,7 +46,11 @@ EXACT = 2.0**29
 def averaged(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> dict[str, Tensor]:
     """Average float entries with `weights` (which sum to 1), copy integer counters from the first state.
 
-    Sums run in float64, so that the order of clients does not matter beyond rounding."""
+    Sums run in float64, so that the order of clients does not matter beyond rounding. Raises ArtifactError where a
+    state has other entries than the first, or of another shape."""
+    for number, state in enumerate(states[1:], 1):
+        if said := _difference(state, _forms(states[0]), "the first model"):
+            raise ArtifactError(f"model {number} of those to be averaged: {said}")
     result: dict[str, Tensor] = {}
     for name, first in states[0].items():
         if first.is_floating_point():
@@ -53,6 +59,26 @@ def averaged(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -
         else:
             result[name] = first.clone()
     return result
+
+
+def _forms(state: Mapping[str, Tensor]) -> dict[str, str]:
+    """Shape and sort of number of every entry, in words. A policy or filter may have changed the precision."""
+    return {
+        name: f"{'floats' if value.is_floating_point() else 'integers'} of shape {tuple(value.shape)}"
+        for name, value in state.items()
+    }
+
+
+def _difference(state: Mapping[str, Tensor], expected: Mapping[str, str], origin: str) -> str:
+    """How entries or their forms differ from those of `origin`, in words; empty where they do not."""
+    found = _forms(state)
+    for name, form in expected.items():
+        if name not in found:
+            return f"entry {name} is missing, which {origin} has"
+        if found[name] != form:
+            return f"entry {name} holds {found[name]}; that of {origin} holds {form}"
+    extra = next((name for name in found if name not in expected), None)
+    return "" if extra is None else f"entry {extra} is not expected: {origin} has none"
 
 
 @dataclass(eq=False)
@@ -67,20 +93,35 @@ class WeightedMean:
     server: State
     slots: Sequence[str] = ("model",)
     total: float = 0.0
+    forms: dict[str, str] = field(default_factory=dict)
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
     sums: dict[str, Tensor] = field(default_factory=dict)
     counters: dict[str, Tensor] = field(default_factory=dict)
 
     def add(self, update: Update) -> None:
-        """Add one update."""
-        entries = {name: value for slot in self.slots for name, value in update.artifacts[slot].tensors().items()}
-        if not self.dtypes:
+        """Add one update. Raises ArtifactError, and adds nothing, where its form is not that of those before."""
+        entries = self._entries(update)
+        if not self.forms:
+            self.forms.update(_forms(entries))
             self.dtypes.update({name: value.dtype for name, value in entries.items()})
             self.counters.update({name: value for name, value in entries.items() if not value.is_floating_point()})
         self.total += update.weight
-        for name in self.dtypes:
+        for name in self.forms:
             if name not in self.counters:
                 self.sums[name] = _plus(self.sums.get(name), entries[name], update.weight)
+
+    def _entries(self, update: Update) -> dict[str, Tensor]:
+        """What of an update is averaged, held against the model and against the updates before."""
+        missing = next((slot for slot in self.slots if slot not in update.artifacts), None)
+        if missing is not None:
+            raise ArtifactError(f"artifact {missing} is missing; it has {', '.join(update.artifacts) or 'none'}.")
+        entries = {name: value for slot in self.slots for name, value in update.artifacts[slot].tensors().items()}
+        known = {name: value for name, value in self.model.state.state.items() if name in entries}
+        said = _difference({name: entries[name] for name in known}, _forms(known), "the model that was sent out")
+        said = said or (_difference(entries, self.forms, "every update before") if self.forms else "")
+        if said:
+            raise ArtifactError(f"{said}.")
+        return entries
 
     def result(self) -> tuple[GlobalModel, State]:
         """Divide by the sum of the weights."""
@@ -240,10 +281,15 @@ class FedAvg(Method):
     def aggregate(
         self, updates: Mapping[str, Update], *, scores: Mapping[str, Scores], model: GlobalModel, server: State
     ) -> tuple[GlobalModel, State]:
-        """w = sum_i n_i w_i / n over the participants; entries that no client sent are unchanged."""
+        """w = sum_i n_i w_i / n over the participants; entries that no client sent are unchanged.
+
+        Raises ClientFailedError for an update whose entries are not those of the others."""
         mean = self.aggregation(model=model, server=server)
-        for update in updates.values():
-            mean.add(update)
+        for name, update in updates.items():
+            try:
+                mean.add(update)
+            except ArtifactError as error:
+                raise ClientFailedError(f"{name} failed in fit: {error}") from error
         return mean.result()
 
     def aggregation(self, *, model: GlobalModel, server: State) -> Aggregation:

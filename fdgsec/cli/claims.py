@@ -44,8 +44,11 @@ def command(
     out: o.Out = None,
     as_json: o.AsJson = False,
 ) -> int:
-    """Measure what the papers claim about privacy, and give a verdict for each claim."""
+    """Measure what the papers claim about privacy, and give a verdict for each claim.
+
+    Exit code 1 where no claim could be run; data that are not found are an error before any run."""
     from fdgsec.cli.tables import print_claims
+    from fdgsec.data.catalog import check_found
     from fdgsec.experiments.claims.measured_runs import ClaimsRequest
     from fdgsec.experiments.claims.registration import write_registration
     from fdgsec.experiments.claims.run_claims import claims, registered_request, registration_of
@@ -68,6 +71,7 @@ def command(
             raise UsageError(f"{registration} is of {request.dataset}, profile {request.profile}.")
     named = f"claims-{request.dataset}-{request.profile}-seed{'-'.join(map(str, request.seeds))}"
     folder = out or default_folder(named, request, data_root)
+    check_found(request.dataset, data_root)
     with progress_bars() as progress:
         found = claims(
             request, data_root=data_root, out=folder, fresh=fresh, progress=progress, workers=workers,
@@ -77,7 +81,8 @@ def command(
         typer.echo(json.dumps(found, indent=1))
     else:
         print_claims(found, out=folder)
-    return 0
+    verdicts = [claim["verdict"] for claim in found["claims"] if claim["verdict"] != "not a testable claim"]
+    return 1 if verdicts and all(verdict == "not run" for verdict in verdicts) else 0
 
 
 def _numbers(text: str) -> tuple[int, ...]:

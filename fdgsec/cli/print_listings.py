@@ -1,10 +1,13 @@
 """What there is: datasets, weights, methods, attacks, defenses and the machine, as the command line lists them."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
 import torch
 
-from fdgsec.cli.tables import Rows, print_table
+from fdgsec.cli.tables import Rows, print_rows, print_table
 from fdgsec.data.catalog import DatasetEntry, dataset_entry, dataset_names, locate
 from fdgsec.data.domains import DomainDataset
 from fdgsec.experiments.bench.protocols import protocol_named, protocols
@@ -24,7 +27,7 @@ CLASSES_SHOWN = 12
 DOMAINS_SHOWN = 40
 
 
-def print_datasets() -> None:
+def print_datasets(*, as_json: bool) -> None:
     """Print the catalogue: size, license, how to get it, and where it was found."""
     rows = []
     entries = {name: dataset_entry(name) for name in dataset_names()}
@@ -33,7 +36,12 @@ def print_datasets() -> None:
         known = str(files.images) if files is not None and files.images else "any" if entry.anything else ""
         where = _found(name, entry)
         rows.append((name, entry.title, known, _layout(entry), entry.license, where))
-    print_table("datasets", ("dataset", "what", "images", "layout", "license", "found"), rows)
+    columns = ("dataset", "what", "images", "layout", "license", "found")
+    if as_json:
+        pages = [(*row, entries[row[0]].page) for row in rows]
+        print_rows("datasets", (*columns, "page"), pages, as_json=True)
+        return
+    print_table("datasets", columns, rows)
     for name, entry in entries.items():  # whole lines, so that addresses can be copied
         if entry.page:
             fetched = f" (or `fdgsec data fetch {name}`)" if entry.archives or entry.hub else ""
@@ -88,8 +96,29 @@ def print_dataset(dataset: DomainDataset) -> None:
         print(f"official splits: {counted}")
 
 
-def print_weights(rows: Sequence[WeightStatus]) -> None:
+def dataset_counts(dataset: DomainDataset) -> dict[str, Any]:
+    """What `print_dataset` shows as plain data: every class of every domain that has images of it, and the splits."""
+    names = dataset.class_names
+    counts = {
+        domain: torch.bincount(dataset.labels[dataset.domains == index], minlength=len(names)).tolist()
+        for index, domain in enumerate(dataset.domain_names)
+    }
+    return {
+        "dataset": dataset.name, "images": len(dataset), "image_size": dataset.image_size[0],
+        "manifest_sha256": dataset.manifest_sha256,
+        "domains": {
+            domain: {name: count for name, count in zip(names, found, strict=True) if count}
+            for domain, found in counts.items()
+        },
+        "splits": {name: len(dataset.of_split(name)) for name in dataset.split_names},
+    }  # fmt: skip
+
+
+def print_weights(rows: Sequence[WeightStatus], *, as_json: bool) -> None:
     """Print which weights are stored."""
+    if as_json:
+        print(json.dumps([asdict(row) for row in rows], indent=1))
+        return
     print_table(
         "weights",
         ("name", "what", "stored", "sha256"),
@@ -144,13 +173,13 @@ LISTS: Mapping[str, tuple[Sequence[str], Callable[[], Rows]]] = {
 }
 
 
-def print_list(what: str) -> None:
+def print_list(what: str, *, as_json: bool) -> None:
     """Print one of LISTS."""
     columns, rows = LISTS[what]
-    print_table(what, columns, rows())
+    print_rows(what, columns, rows(), as_json=as_json)
 
 
-def print_doctor() -> None:
+def print_doctor(*, as_json: bool) -> None:
     """Print what this machine has, and below it, as whole lines, what to run for a Flower that is missing.
 
     Raises FlowerUnavailableError at the end where flwr is installed in a version that fdgsec was not tested with."""
@@ -163,11 +192,14 @@ def print_doctor() -> None:
     ]
     facts += [(f"dataset {row[0]}", row[3]) for row in _datasets()]
     facts += [(f"weights {row.name}", "stored" if row.stored else "not stored") for row in listing()]
-    print_table("doctor", ("what", "found"), facts)
+    if as_json:
+        print(json.dumps(dict(facts), indent=1))
+    else:
+        print_table("doctor", ("what", "found"), facts)
     for name, version, verdict in flower.installed_versions():
         if name == "flwr" and version is not None:
             flower.require_flower(simulation=False)
-        elif verdict != flower.TESTED:
+        elif verdict != flower.TESTED and not as_json:
             print(f"{name} {verdict}")
 
 

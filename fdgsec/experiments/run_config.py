@@ -3,36 +3,55 @@
 import dataclasses
 import hashlib
 import json
-import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from importlib import resources
 from pathlib import Path
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, get_args
 
+from fdgsec.experiments.option_values import build, merged, parse_assignments, parse_value
 from fdgsec.federation.defense import Defense
 from fdgsec.federation.method import Method
-from fdgsec.runtime.errors import FdgsecError, UsageError, unknown_name
+from fdgsec.runtime.errors import UsageError, unknown_name
 from fdgsec.runtime.registry import Target, name_of, names, resolve, target_named, targets
 from fdgsec.runtime.threads import THREADS, limited_threads
 from fdgsec.runtime.untrusted_text import (
-    INTEGERS,
     LARGEST_TOML,
-    check_text,
     parse_json_object,
     parse_toml,
     read_bytes,
 )
 from fdgsec.threats.attack import Attack
 
+__all__ = [
+    "LATER",
+    "Keep",
+    "Profile",
+    "RunConfig",
+    "attack_settings",
+    "build",
+    "changed",
+    "check_distinct",
+    "defense_of",
+    "defense_text",
+    "load_preset",
+    "made",
+    "merged",
+    "named_attacks",
+    "on_stated_threads",
+    "parse_assignments",
+    "parse_value",
+    "plain",
+    "presets",
+    "resolve_settings",
+    "target_method",
+    "train_settings"
+]  # fmt: skip
+
 T = TypeVar("T")
 P = ParamSpec("P")
 TABLES = ("experiment", "method", "with", "run", "attacks")
-LONGEST_VALUE, DEEPEST_OPTION = 10_000, 20
-"""Characters of a value, and names before an option's own, on the command line."""
-OPTION_ERRORS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
-"""What the checks of a class's own options raise for values of the right type that they did not count on."""
 Profile = Literal["quick", "full"]
 Keep = Literal["artifacts", "models=last", "models=all"]
 
@@ -108,6 +127,7 @@ class RunConfig:
             raise UsageError(
                 "norm=frozen keeps the batch norms of pretrained weights as they are; add --pretrained, or use another."
             )
+        check_distinct(self.attacks)
 
     @property
     def method_name(self) -> str:
@@ -141,39 +161,6 @@ def on_stated_threads(verb: Callable[Concatenate[RunConfig, P], T]) -> Callable[
             return verb(config, *given, **named)
 
     return limited
-
-
-def parse_value(text: str) -> Any:
-    """Read a value as TOML does, else as a string: 3, 0.1, true, [1, 2], overall, none."""
-    if text.lower() == "none":
-        return None
-    if len(text) > LONGEST_VALUE:
-        raise UsageError(f"a value of {len(text)} characters cannot be read; {LONGEST_VALUE} are the limit: {text}")
-    try:
-        found = parse_toml(f"value = {text}", source=text, error=UsageError)
-    except UsageError:
-        check_text(text)
-        return text
-    return found["value"] if len(found) == 1 else text
-
-
-def parse_assignments(items: Sequence[str]) -> dict[str, Any]:
-    """Turn ["method.k=3", "rounds=5"] into nested settings. Raises UsageError for anything else."""
-    result: dict[str, Any] = {}
-    for item in items:
-        path, equals, text = item.partition("=")
-        if not equals or not path or any(not part for part in path.split(".")):
-            raise UsageError(f"--set expects name.option=value; got {item!r}.")
-        node = result
-        *parents, last = path.split(".")
-        if len(parents) > DEEPEST_OPTION:
-            raise UsageError(f"--set names an option {len(parents)} deep; {DEEPEST_OPTION} are the limit: {item!r}.")
-        for parent in parents:
-            node = node.setdefault(parent, {})
-            if not isinstance(node, dict):
-                raise UsageError(f"--set gives {parent} a value and options of its own; got {item!r}.")
-        node[last] = parse_value(text)
-    return result
 
 
 def defense_of(given: str | Defense) -> Defense:
@@ -258,89 +245,6 @@ def _tables(document: Mapping[str, Any]) -> dict[str, Any]:
     return {**{table: stated.pop(name, {}) for table, name in named}, "run": stated}
 
 
-def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay settings over each other, later ones winning, tables merged key by key."""
-    result: dict[str, Any] = {}
-    for layer in layers:
-        for key, value in layer.items():
-            known = result.get(key)
-            result[key] = merged(known, value) if isinstance(known, Mapping) and isinstance(value, Mapping) else value
-    return result
-
-
-def build(cls: type[T], settings: Mapping[str, Any], *, where: str) -> T:
-    """Make the frozen dataclass `cls` from plain settings, tables becoming nested dataclasses.
-
-    Raises UsageError, naming `where` and the option, for an unknown name or a value of the wrong type."""
-    hints = get_type_hints(cls)
-    known = {spec.name for spec in dataclasses.fields(cls) if spec.init}  # type: ignore[arg-type]
-    values: dict[str, Any] = {}
-    for name, value in settings.items():
-        if name not in known:
-            raise unknown_name(f"option of {where}", name, sorted(known))
-        values[name] = _fitted(hints[name], value, f"{where}.{name}")
-    try:
-        return cls(**values)
-    except FdgsecError:
-        raise
-    except OPTION_ERRORS as error:
-        raise UsageError(f"{where}: {error}.") from error
-
-
-def _fitted(kind: Any, value: Any, where: str) -> Any:
-    origin = get_origin(kind)
-    if origin in (Union, types.UnionType):
-        return _fitted_to_one(kind, value, where)
-    if origin is Literal:
-        if value not in get_args(kind):
-            raise UsageError(f"{where} cannot be {value!r}; expected {_described(kind)}.")
-        return value
-    if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
-        return build(kind, value, where=where)  # type: ignore[arg-type]
-    if origin is tuple and isinstance(value, list | tuple):
-        return _fitted_items(get_args(kind), value, where)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        if value not in INTEGERS:
-            raise UsageError(f"{where} cannot be an integer of {value.bit_length()} bits; 64 are the limit.")
-        return float(value)
-    plain = origin or kind
-    if plain is Any or (
-        isinstance(plain, type) and isinstance(value, plain) and not (plain is int and isinstance(value, bool))
-    ):
-        return value
-    raise UsageError(f"{where} cannot be {value!r}; expected {_described(kind)}.")
-
-
-def _fitted_items(kinds: Sequence[Any], values: Sequence[Any], where: str) -> tuple[Any, ...]:
-    """The values of a tuple, each as its kind: (int, ...) is any number of integers."""
-    each = [kinds[0]] * len(values) if kinds[1:] == (Ellipsis,) else kinds
-    if len(each) != len(values):
-        raise UsageError(f"{where} cannot be {list(values)!r}; expected {len(each)} values.")
-    return tuple(
-        _fitted(kind, value, f"{where}[{n}]") for n, (kind, value) in enumerate(zip(each, values, strict=True))
-    )
-
-
-def _fitted_to_one(kind: Any, value: Any, where: str) -> Any:
-    """The value as the first type of a union that takes it."""
-    if value == "none" and type(None) in get_args(kind):  # TOML has no null
-        return None
-    for option in get_args(kind):
-        try:
-            return _fitted(option, value, where)
-        except UsageError:
-            continue
-    raise UsageError(f"{where} cannot be {value!r}; expected {_described(kind)}.")
-
-
-def _described(kind: Any) -> str:
-    if get_origin(kind) in (Union, types.UnionType):
-        return " or ".join(_described(option) for option in get_args(kind))
-    if get_origin(kind) is Literal:
-        return " or ".join(repr(option) for option in get_args(kind))
-    return "nothing" if kind is type(None) else getattr(kind, "__name__", str(kind))
-
-
 def resolve_settings(
     given: Mapping[str, Any],
     *,
@@ -385,9 +289,22 @@ def _table(value: Any, name: str) -> Any:
 
 
 def named_attacks(given: Sequence[str | Attack]) -> tuple[tuple[str, ...], dict[str, dict[str, Any]]]:
-    """Split attacks into their names, and by name all options of those that were given as objects."""
+    """Split attacks into their names, and by name all options of those that were given as objects.
+
+    Raises UsageError for an attack that is given twice."""
     options = {each.name: dataclasses.asdict(each) for each in given if not isinstance(each, str)}  # type: ignore[call-overload]
-    return tuple(each if isinstance(each, str) else each.name for each in given), options
+    attacks = tuple(each if isinstance(each, str) else each.name for each in given)
+    check_distinct(attacks)
+    return attacks, options
+
+
+def check_distinct(attacks: Sequence[str]) -> None:
+    """Raise UsageError for an attack that is named twice: it would run twice, and be counted twice."""
+    twice = next((name for name in attacks if attacks.count(name) > 1), None)
+    if twice is not None:
+        raise UsageError(
+            f"attack {twice} is named twice; name it once, and compare options of it in runs of their own."
+        )
 
 
 def train_settings(

@@ -6,8 +6,7 @@ fields). Nothing here can execute code on load."""
 import builtins
 import hashlib
 import json
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import ClassVar
@@ -15,20 +14,25 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fdgsec.federation.artifact_checks import (
+    FLOATS,
+    INTEGERS,
+    LARGEST,
+    LARGEST_WEIGHT,
+    MOST_PARTIES,
+    check_integers,
+    check_names,
+    check_size,
+    expect,
+    expect_dtype,
+    expect_not_negative,
+)
 from fdgsec.runtime.errors import ArtifactError
 from fdgsec.runtime.registry import plugins, resolve
 from fdgsec.runtime.tensor_files import read_safetensors, safetensors_parts
 from fdgsec.runtime.untrusted_text import parse_json_object
 
 SCHEMA = 1
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
-LARGEST = 1e18
-"""The largest size of a float in an artifact: its square is still a float32."""
-LARGEST_WEIGHT = 1e36
-"""The same of a model's state, whose running variances are squares themselves: the sum of a hundred is a float32."""
-MOST_PARTIES = 2**31
-"""Numbers of clients and classes lie below."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,13 +54,13 @@ class Artifact:
         for name, value in self.tensors().items():
             self._check_dtype(name, value)
             if value.is_floating_point():
-                _check_size(self.kind, name, value, largest=self.largest)
+                check_size(self.kind, name, value, largest=self.largest)
             elif name in self.integers:
-                _check_integers(self.kind, name, value, least=self.integers[name])
+                check_integers(self.kind, name, value, least=self.integers[name])
 
     def _check_dtype(self, name: str, value: Tensor) -> None:
         legal: Sequence[torch.dtype] = (torch.int64,) if name in self.integers else FLOATS
-        _expect_dtype(self.kind, name, value, legal)
+        expect_dtype(self.kind, name, value, legal)
 
     @property
     def bytes(self) -> int:
@@ -74,18 +78,12 @@ class Artifact:
 
     @property
     def sha256(self) -> str:
-        """The hash of the encoded bytes, computed once: a broadcast has many receivers.
+        """The hash of the encoded bytes, computed anew each time: tensors can be changed in ways that nothing counts.
 
-        Where a tensor was changed in place since, it is computed anew."""
-        versions = _versions(self.tensors().values())
-        found: tuple[tuple[int, ...], str] | None = self.__dict__.get(_HASHED)
-        if found is not None and found[0] == versions:
-            return found[1]
+        What goes to many receivers is hashed once per delivery (`Transcript.append_all`)."""
         digest = hashlib.sha256()
         for part in self.encoded_parts():
             digest.update(part)
-        if versions is not None:
-            self.__dict__[_HASHED] = (versions, digest.hexdigest())
         return digest.hexdigest()
 
     def stored(self) -> "tuple[Artifact, int | None]":
@@ -101,58 +99,6 @@ class Artifact:
         return replace(self, **tensors)
 
 
-_HASHED = "_hashed"
-"""The attribute of an artifact that remembers its hash."""
-
-
-def _versions(tensors: Iterable[Tensor]) -> tuple[int, ...] | None:
-    """Which tensors these are, and how often each was changed in place; None where torch does not count it.
-
-    Changes through `.data` or memory that numpy shares are not counted: an artifact is not to be changed so."""
-    values = list(tensors)
-    if any(value.is_inference() for value in values):
-        return None
-    return tuple(number for value in values for number in (id(value), value.data_ptr(), value._version))
-
-
-def _expect_dtype(kind: str, name: str, value: Tensor, legal: Sequence[torch.dtype]) -> None:
-    if value.dtype not in legal or value.layout is not torch.strided:
-        named = ", ".join(str(dtype).removeprefix("torch.") for dtype in legal)
-        raise ArtifactError(f"{kind}.{name} must be a dense tensor of {named}; it is of {value.dtype}.")
-
-
-def _check_size(kind: str, name: str, value: Tensor, *, largest: float) -> None:
-    """Raise ArtifactError for a NaN, an infinity or a number above `largest`. One pass: extremes show all three."""
-    if value.numel() == 0:
-        return
-    least, most = (float(extreme) for extreme in torch.aminmax(value))
-    if not (math.isfinite(least) and math.isfinite(most)):
-        count = int((~torch.isfinite(value)).sum())
-        raise ArtifactError(f"{kind}.{name} has {count} values that are not finite; nothing was accepted.")
-    size = max(-least, most)
-    if size > largest:
-        raise ArtifactError(f"{kind}.{name} holds {size:.4g}; numbers up to {largest:g} are accepted.")
-
-
-def _check_integers(kind: str, name: str, value: Tensor, *, least: int) -> None:
-    if value.numel() and not least <= int(value.min()) <= int(value.max()) < MOST_PARTIES:
-        raise ArtifactError(
-            f"{kind}.{name} must lie from {least} to {MOST_PARTIES - 1}; it goes from {int(value.min())} to "
-            f"{int(value.max())}."
-        )
-
-
-def _expect(condition: bool, kind: str, expected: str, *values: Tensor) -> None:
-    if not condition:
-        came = ", ".join(str(tuple(value.shape)) for value in values)
-        raise ArtifactError(f"{kind} expects {expected}; got {came}.")
-
-
-def _not_negative(kind: str, name: str, value: Tensor) -> None:
-    if value.numel() and float(value.min()) < 0:
-        raise ArtifactError(f"{kind}.{name} must be >= 0; its smallest value is {float(value.min()):.4g}.")
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Style(Artifact):
     """Channel means and stds of the same shape with `rank` axes; stds are at least 0."""
@@ -165,8 +111,8 @@ class _Style(Artifact):
         super().__post_init__()
         shape = "(C,)" if self.rank == 1 else "(rows, C)"
         legal = self.mean.ndim == self.rank and self.mean.shape == self.std.shape
-        _expect(legal, self.kind, f"mean {shape}, std {shape}", self.mean, self.std)
-        _not_negative(self.kind, "std", self.std)
+        expect(legal, self.kind, f"mean {shape}, std {shape}", self.mean, self.std)
+        expect_not_negative(self.kind, "std", self.std)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -187,9 +133,9 @@ class StyleDistribution(_Style):
     def __post_init__(self) -> None:
         super().__post_init__()
         parts = (self.mean, self.std, self.mean_spread, self.std_spread)
-        _expect(len({part.shape for part in parts}) == 1, self.kind, "four vectors (C,)", *parts)
-        _not_negative(self.kind, "mean_spread", self.mean_spread)
-        _not_negative(self.kind, "std_spread", self.std_spread)
+        expect(len({part.shape for part in parts}) == 1, self.kind, "four vectors (C,)", *parts)
+        expect_not_negative(self.kind, "mean_spread", self.mean_spread)
+        expect_not_negative(self.kind, "std_spread", self.std_spread)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -226,7 +172,7 @@ class StyleBank(_Style):
     def __post_init__(self) -> None:
         super().__post_init__()
         legal = self.owner.shape == self.mean.shape[:1]
-        _expect(legal, self.kind, "mean (R, C), std (R, C), owner (R,)", self.mean, self.std, self.owner)
+        expect(legal, self.kind, "mean (R, C), std (R, C), owner (R,)", self.mean, self.std, self.owner)
 
     def without_rows_of(self, owner: int) -> "StyleBank":
         """Leave out the rows of client number `owner`, without a copy of the others."""
@@ -266,7 +212,7 @@ class BankOfOthers(StyleBank):
 
     @property
     def sha256(self) -> str:
-        """The hash of the encoded bytes, which nobody keeps."""
+        """The hash of the encoded bytes of these rows."""
         return StyleBank(**self.tensors()).sha256
 
     def stored(self) -> tuple[Artifact, int | None]:
@@ -297,8 +243,12 @@ class ModelState(Artifact):
     largest: ClassVar[float] = LARGEST_WEIGHT
     state: Mapping[str, Tensor]
 
+    def __post_init__(self) -> None:
+        check_names(self.kind, self.state)
+        super().__post_init__()
+
     def _check_dtype(self, name: str, value: Tensor) -> None:
-        _expect_dtype(self.kind, name, value, (*FLOATS, *INTEGERS))
+        expect_dtype(self.kind, name, value, (*FLOATS, *INTEGERS))
 
     def tensors(self) -> dict[str, Tensor]:
         """The state dict."""
@@ -326,8 +276,8 @@ class Amplitudes(Artifact):
     def __post_init__(self) -> None:
         super().__post_init__()
         legal = self.values.ndim == 4 and self.owner.shape == self.values.shape[:1]
-        _expect(legal, self.kind, "values (J, channels, H, W // 2 + 1), owner (J,)", self.values, self.owner)
-        _not_negative(self.kind, "values", self.values)
+        expect(legal, self.kind, "values (J, channels, H, W // 2 + 1), owner (J,)", self.values, self.owner)
+        expect_not_negative(self.kind, "values", self.values)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -342,7 +292,7 @@ class Prototypes(Artifact):
     def __post_init__(self) -> None:
         super().__post_init__()
         legal = self.features.ndim == 2 and self.classes.shape == self.features.shape[:1]
-        _expect(legal, self.kind, "features (rows, d), classes (rows,)", self.features, self.classes)
+        expect(legal, self.kind, "features (rows, d), classes (rows,)", self.features, self.classes)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -356,7 +306,7 @@ class HeadGradient(Artifact):
     def __post_init__(self) -> None:
         super().__post_init__()
         legal = self.weight.ndim == 2 and self.bias.shape == self.weight.shape[:1]
-        _expect(legal, self.kind, "weight (classes, d), bias (classes,)", self.weight, self.bias)
+        expect(legal, self.kind, "weight (classes, d), bias (classes,)", self.weight, self.bias)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -18,10 +18,10 @@ from safetensors import SafetensorError
 
 from fdgsec.federation.artifacts import Artifact, ModelState, decode
 from fdgsec.federation.engines.state import read_parts, state_parts
-from fdgsec.federation.method import Blueprint, GlobalModel, State
+from fdgsec.federation.method import Blueprint, GlobalModel, Inbox, State
 from fdgsec.federation.participation import Failure
 from fdgsec.federation.round_loop import LoopState
-from fdgsec.federation.wire import Row, Transcript
+from fdgsec.federation.wire import Row, Transcript, encoded_as_sent
 from fdgsec.privacy.accounting import Use
 from fdgsec.privacy.ledger import Entry, Ledger, SummedRelease, Uses
 from fdgsec.runtime.cache_files import atomic, write_atomic
@@ -144,16 +144,13 @@ class Checkpoints:
         self._append(transcript, ledger)
         for digest, artifact in transcript.payloads.items():
             if digest not in self._written:
-                self._put(artifact.encode())
+                self._put(encoded_as_sent(artifact, digest))
         return {
             "key": self.key, "round": loop.round, "names": list(loop.names), "model": self._model(loop.model),
             "server": self._tensors(loop.server), "rows": self._rows, "costs": self._costs,
             "payloads": list(transcript.payloads), "kept": self._model(checkpoint.kept),
             "facts": dict(checkpoint.facts), "failures": [asdict(each) for each in checkpoint.failures],
-            "inboxes": {
-                name: {slot: self._artifact(each) for slot, each in inbox.items()}
-                for name, inbox in loop.inboxes.items()
-            },
+            "inboxes": self._inboxes(loop.inboxes),
             "states": {
                 name: self._state(name, state, checkpoint.versions.get(name, 0))
                 for name, state in checkpoint.states.items()
@@ -201,10 +198,14 @@ class Checkpoints:
     def _model(self, model: GlobalModel | None) -> dict[str, Any] | None:
         return None if model is None else self._tensors(model.state.state)
 
+    def _inboxes(self, inboxes: Mapping[str, Inbox]) -> dict[str, Any]:
+        """Store what clients received; what many hold is encoded once."""
+        held = {id(each): each for inbox in inboxes.values() for each in inbox.values()}
+        stored = {place: self._artifact(each) for place, each in held.items()}
+        return {name: {slot: stored[id(each)] for slot, each in inbox.items()} for name, inbox in inboxes.items()}
+
     def _artifact(self, artifact: Artifact) -> dict[str, Any]:
-        if artifact.sha256 not in self._written:  # an exchange may have given the same to everybody
-            self._put(artifact.encode())
-        return {"sha256": artifact.sha256, "order": list(artifact.tensors())}
+        return {"sha256": self._put_parts(list(artifact.encoded_parts())), "order": list(artifact.tensors())}
 
     def _drop(self) -> None:
         """Delete rounds before the newest ones, and contents that none of these names."""

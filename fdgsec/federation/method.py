@@ -153,7 +153,7 @@ class Aggregation(Protocol):
     """Aggregates the updates of a round one by one, in the order of the participants, so that none is kept."""
 
     def add(self, update: Update) -> None:
-        """Take the next update in."""
+        """Take the next update in. Raises ArtifactError where it does not fit the others: its client failed."""
         ...
 
     def result(self) -> tuple[GlobalModel, State]:

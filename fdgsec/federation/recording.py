@@ -6,7 +6,7 @@ what it had sent."""
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,9 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fdgsec.federation.artifact_checks import FLOATS, INTEGERS, MOST_PARTIES
 from fdgsec.federation.artifacts import (
-    FLOATS,
-    INTEGERS,
     Amplitudes,
     Artifact,
     GeneratorState,
@@ -59,17 +58,41 @@ class SentKind:
 
 
 def tensor_sent(values: object, kind: str) -> Tensor:
-    """A copy of an array or tensor of numbers. Raises ArtifactError for anything else."""
-    if isinstance(values, Tensor):
-        found = values.detach().cpu().clone()
-    else:
-        try:
+    """A copy of an array or tensor of numbers, or of a list of these. Raises ArtifactError for anything else."""
+    try:
+        if isinstance(values, Tensor):
+            found = _dense(values, kind).detach().cpu().clone()
+        elif isinstance(values, list | tuple) and any(isinstance(value, Tensor) for value in values):
+            found = torch.stack([tensor_sent(value, kind) for value in values])
+        else:
             found = torch.from_numpy(np.array(values))
-        except (TypeError, ValueError) as error:
-            raise ArtifactError(f"a message of kind {kind} must hold numbers: {error}.") from error
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        if isinstance(error, ArtifactError):
+            raise
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise ArtifactError(f"a message of kind {kind} must hold numbers, as a tensor or an array; {said}.") from error
     if found.dtype not in (*FLOATS, *INTEGERS):
-        raise ArtifactError(f"a message of kind {kind} must hold real numbers; got {found.dtype}.")
+        raise ArtifactError(
+            f"a message of kind {kind} must hold real numbers of {_listed(FLOATS)} or {_listed(INTEGERS)}; got "
+            f"{str(found.dtype).removeprefix('torch.')}: convert it first."
+        )
     return found
+
+
+def _dense(values: Tensor, kind: str) -> Tensor:
+    """The tensor. Raises ArtifactError for one without its numbers in memory, one after the other."""
+    if values.is_meta:
+        raise ArtifactError(f"a message of kind {kind} is a tensor on the device meta, which has no numbers; fill it.")
+    if values.is_quantized:
+        raise ArtifactError(f"a message of kind {kind} must hold numbers; got a quantized tensor: .dequantize() it.")
+    if values.is_nested or values.layout is not torch.strided:
+        form = "nested" if values.is_nested else str(values.layout).removeprefix("torch.")
+        raise ArtifactError(f"a message of kind {kind} must be a dense tensor; got a {form} one: make it dense.")
+    return values
+
+
+def _listed(dtypes: Sequence[torch.dtype]) -> str:
+    return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
 
 
 def _floats(values: object, kind: str) -> Tensor:
@@ -109,6 +132,8 @@ def _state(kind: str, cls: type[ModelState]) -> Build:
     def build(content: object, _: int) -> Artifact:
         if isinstance(content, Mapping):
             named = {str(name): tensor_sent(value, kind) for name, value in content.items()}
+            if len(named) < len(content):
+                raise ArtifactError(f"a message of kind {kind} has two entries of one name, as 1 and '1': rename one.")
         elif isinstance(content, list | tuple):
             named = {str(number): tensor_sent(value, kind) for number, value in enumerate(content)}
         else:
@@ -135,9 +160,13 @@ def _prototypes(content: object, _: int) -> Artifact:
         rows = [_floats(value, "prototypes") for value in content.values()]
         if not rows or any(row.ndim != 1 or row.shape != rows[0].shape for row in rows):
             raise ArtifactError("prototypes by class must be vectors (d,) of one length.")
-        if not all(isinstance(name, int | np.integer) for name in content):
-            raise ArtifactError("prototypes are given by the number of their class, from 0.")
-        return Prototypes(features=torch.stack(rows), classes=torch.tensor([int(name) for name in content]))
+        numbers = [int(name) for name in content if isinstance(name, int | np.integer) and not isinstance(name, bool)]
+        if len(numbers) < len(content) or not all(0 <= number < MOST_PARTIES for number in numbers):
+            raise ArtifactError(
+                f"prototypes are given by the number of their class, from 0 to {MOST_PARTIES - 1}; got "
+                f"{', '.join(map(repr, content))[:100]}."
+            )
+        return Prototypes(features=torch.stack(rows), classes=torch.tensor(numbers))
     features = _floats(content, "prototypes")
     return Prototypes(features=features, classes=torch.arange(len(features) if features.ndim else 0))
 
@@ -185,12 +214,14 @@ class RecordedWire:
         "server", "client:3", or any names of your own. `round` is how often the sender sent this kind before, if it is
         not given. Raises UsageError for an unknown kind or a name or round that is none, ArtifactError for a wrong
         shape, one that differs from what was sent before, and numbers that are not finite."""
-        if kind not in KINDS:
+        if not isinstance(kind, str) or kind not in KINDS:
             raise unknown_name("kind", str(kind), KINDS)
+        for name in (sender, receiver):
+            _check_name(name)
         if round is None:
             round = self._counts.get((kind, sender, receiver), 0)
-        if type(round) is not int or round < 0:
-            raise UsageError(f"round must be a whole number, 0 or more; got {round!r}.")
+        if type(round) is not int or not 0 <= round < MOST_PARTIES:
+            raise UsageError(f"round must be a whole number from 0 to {MOST_PARTIES - 1}; got {str(round)[:40]}.")
         with _writing, locked(self.folder, what="the recording", waiting=_nothing):
             notes = _read_notes(self.folder)
             if (self.folder / SUMS).exists():
@@ -277,12 +308,17 @@ def names_in(folder: Path) -> tuple[Mapping[str, str], bool]:
     return notes["names"], notes["complete"]
 
 
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
+        raise UsageError(
+            f"a party must have a name of 1 to {LONGEST_NAME} printable characters; got {str(name)[:40]!r}."
+        )
+
+
 def _party(name: str, names: dict[str, str], kind: str) -> str:
     """The party called `name`; a new one gets the number in its name, or the next that is free."""
     if name == SERVER or (name == CLIENTS and kind in ("model", "style", "prototypes", "generator")):
         return name
-    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
-        raise UsageError(f"a party must have a name of 1 to {LONGEST_NAME} printable characters; got {name!r}.")
     known = next((party for party, title in names.items() if title == name), None)
     if known is not None:
         return known

@@ -2,14 +2,13 @@
 
 docs/design.md walks eight methods through it on paper."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from fdgsec.federation.artifacts import Artifact, Scores
+from fdgsec.federation.artifacts import Scores
 from fdgsec.federation.method import (
     NUMBERS,
     Aggregation,
-    AnswersInTurn,
     Clock,
     Engine,
     GlobalModel,
@@ -22,6 +21,7 @@ from fdgsec.federation.method import (
     Update,
 )
 from fdgsec.federation.participation import ClientFailedError, Failure, RoundParticipation
+from fdgsec.federation.replies_in_turn import answers_of, contents_of, received_update, sent_artifacts
 from fdgsec.federation.reply_checks import SCORES, differing_replies, objection, select_scores
 from fdgsec.federation.server_needs import aggregation_of
 from fdgsec.federation.wire import SERVER, Message, Upload, Wire
@@ -181,7 +181,7 @@ class RoundLoop:
         if self.quorum == 1 or self.wire.policies:
             return None
         try:
-            for artifact in _sent(stage, reply).values():
+            for artifact in sent_artifacts(stage, reply).values():
                 for guard in self.wire.guards:
                     guard(Message(round=clock.round, stage=stage, sender=name, receiver=SERVER, artifact=artifact))
         except ArtifactError as error:
@@ -222,8 +222,8 @@ class RoundLoop:
             self._enter(name, clock, stage, reply)
             uploads.append(
                 Upload(
-                    round=clock.round, stage=stage, sender=name, artifacts=_sent(stage, reply), weight=reply.weight,
-                    metrics=tuple(sorted(reply.metrics)),
+                    round=clock.round, stage=stage, sender=name, artifacts=sent_artifacts(stage, reply),
+                    weight=reply.weight, metrics=tuple(sorted(reply.metrics)),
                 )
             )  # fmt: skip
         return {upload.sender: upload for upload in self.wire.collect(uploads, model=model, rounds=clock.rounds)}
@@ -235,20 +235,20 @@ class RoundLoop:
         if not self.wire.policies or set(inboxes) <= set(clock.participants):
             return inboxes
         one, *others = inboxes.values()
-        if any(_contents(inbox) != _contents(one) for inbox in others):
+        if any(contents_of(inbox) != contents_of(one) for inbox in others):
             raise UsageError("senders without names cannot be answered one by one; leave the policy out.")
         return dict.fromkeys(clock.participants, one)
 
     def _deliver(self, clock: Clock, stage: str, inboxes: Mapping[str, Inbox]) -> Mapping[str, Inbox]:
-        return {
-            receiver: {
-                name: self.wire.send(
-                    Message(round=clock.round, stage=stage, sender=SERVER, receiver=receiver, artifact=artifact)
-                )
-                for name, artifact in inbox.items()
-            }
-            for receiver, inbox in self._addressed(clock, inboxes).items()
-        }
+        addressed = self._addressed(clock, inboxes)
+        self.wire.send_all(
+            [
+                Message(round=clock.round, stage=stage, sender=SERVER, receiver=receiver, artifact=artifact)
+                for receiver, inbox in addressed.items()
+                for artifact in inbox.values()
+            ]
+        )
+        return addressed
 
     def _models(self, clock: Clock, model: GlobalModel | None) -> Mapping[str, GlobalModel]:
         """Send the global model to each participant, for all its steps of this round."""
@@ -321,13 +321,17 @@ class RoundLoop:
     ) -> Mapping[str, Update]:
         """Deliver each update, add it, and give what is left of them: weights and metrics."""
         known: dict[str, Update] = {}
-        for name, answer in _answers(self.engine, "fit", requests):
+        for name, answer in answers_of(self.engine, "fit", requests):
             if not isinstance(answer, Reply):
                 self._without(attendance, "fit", {name: answer})  # raises: every client is needed
                 continue
             uploads = self._collected(attendance.clock, STAGES["fit"], {name: answer})
-            update = _received(uploads[name], self.method)
-            aggregation.add(update)
+            update = received_update(uploads[name], self.method)
+            try:
+                aggregation.add(update)
+            except ArtifactError as error:
+                self._without(attendance, "fit", {name: str(error)})
+                continue
             known[name] = replace(update, artifacts={})
         missing = [name for name in requests if name not in known]
         self._without(attendance, "fit", dict.fromkeys(missing, "no reply came"))
@@ -342,7 +346,7 @@ class RoundLoop:
     ) -> tuple[Mapping[str, Update], RoundParticipation, Mapping[str, Scores]]:
         """Deliver all updates, with the scores of a review where the method has one before aggregation."""
         uploads, attendance = self._done("fit", requests, attendance, model=model)
-        updates: Mapping[str, Update] = {name: _received(upload, self.method) for name, upload in uploads.items()}
+        updates: Mapping[str, Update] = {name: received_update(upload, self.method) for name, upload in uploads.items()}
         scores: Mapping[str, Scores] = {}
         if self.method.reviews == "before":
             updates, scores = self._judged(attendance, updates, model, server)
@@ -389,33 +393,3 @@ class RoundLoop:
                 raise ClientFailedError(f"{name} answered a review with {received.kind}; Scores were expected.")
             scores[name] = received
         return scores, shown, among
-
-
-def _answers(engine: Engine, step: Step, requests: Mapping[str, StepRequest]) -> Iterator[tuple[str, Reply | str]]:
-    """Each client's reply, or why it failed, in the order of the requests."""
-    if isinstance(engine, AnswersInTurn):
-        yield from engine.answers(step, requests)
-        return
-    replies, failures = engine.ask(step, requests)
-    for name in requests:
-        if name in failures:
-            yield name, failures[name]
-        elif name in replies:
-            yield name, replies[name]
-
-
-def _sent(stage: str, reply: Reply) -> dict[str, Artifact]:
-    numbers = {NUMBERS: reply.numbers()} if stage == "update" else {}
-    return {**reply.artifacts, **numbers}
-
-
-def _received(upload: Upload, method: Method) -> Update:
-    """Read an update: metrics and weight come from its numbers, unless all clients of `method` have equal weight."""
-    weight, *values = upload.artifacts[NUMBERS].tensors()["values"].tolist()
-    artifacts = {slot: artifact for slot, artifact in upload.artifacts.items() if slot != NUMBERS}
-    metrics = dict(zip(upload.metrics, values, strict=True))
-    return Update(artifacts=artifacts, weight=1.0 if method.counts_alike else weight, metrics=metrics)
-
-
-def _contents(inbox: Inbox) -> Mapping[str, str]:
-    return {slot: artifact.sha256 for slot, artifact in inbox.items()}

@@ -163,14 +163,24 @@ class Transcript:
 
     def append(self, message: Message, *, keep: bool = True) -> None:
         """Record `message`; without `keep` only its size and hash are stored."""
-        payload, omits = message.artifact.stored()
-        row = Row(
-            round=message.round, stage=message.stage, sender=message.sender, receiver=message.receiver,
-            kind=message.artifact.kind, bytes=message.artifact.bytes, sha256=payload.sha256, link="", omits=omits,
-        )  # fmt: skip
-        self.rows.append(replace(row, link=_link(self.sha256, row.linked())))
-        if keep:
-            self.payloads[row.sha256] = payload
+        self.append_all([message], keep=[keep])
+
+    def append_all(self, messages: Sequence[Message], *, keep: Sequence[bool]) -> None:
+        """Record messages that are delivered together; of those without `keep` only size and hash are stored.
+
+        A payload that many receive is hashed once, for nobody gets it in between; a later delivery hashes it anew."""
+        hashed: dict[int, tuple[Artifact, str]] = {}  # with the payload itself, so that no other gets its id
+        for message, kept in zip(messages, keep, strict=True):
+            payload, omits = message.artifact.stored()
+            if id(payload) not in hashed:
+                hashed[id(payload)] = (payload, payload.sha256)
+            row = Row(
+                round=message.round, stage=message.stage, sender=message.sender, receiver=message.receiver, link="",
+                kind=message.artifact.kind, bytes=message.artifact.bytes, sha256=hashed[id(payload)][1], omits=omits,
+            )  # fmt: skip
+            self.rows.append(replace(row, link=_link(self.sha256, row.linked())))
+            if kept:
+                self.payloads[row.sha256] = payload
 
     @property
     def sha256(self) -> str:
@@ -202,11 +212,12 @@ class Transcript:
     def save(self, folder: Path) -> None:
         """Write payloads by content, then the index, so that an interrupted save leaves no index.
 
-        Whoever owns the folder has the disk hold it (fdgsec.runtime.cache_files.sync_tree)."""
+        Whoever owns the folder has the disk hold it (fdgsec.runtime.cache_files.sync_tree). Raises ArtifactError for a
+        payload that was changed after it was sent."""
         for digest, artifact in self.payloads.items():
             target = folder / "payloads" / f"{digest}.safetensors"
             if not target.exists():
-                write_atomic(target, artifact.encode(), synced=False)
+                write_atomic(target, encoded_as_sent(artifact, digest), synced=False)
         lines = "".join(json.dumps(row.document()) + "\n" for row in self.rows)
         write_atomic(folder / "transcript.jsonl", lines, synced=False)
 
@@ -231,6 +242,17 @@ class Transcript:
             if row.omits is not None and row.sha256 in transcript.payloads:
                 transcript.payloads[row.sha256].without_rows_of(row.omits)  # of a kind whose rows have owners
         return transcript
+
+
+def encoded_as_sent(artifact: Artifact, digest: str) -> bytes:
+    """Encode a payload that was recorded with this hash. Raises ArtifactError where it was changed since."""
+    content = artifact.encode()
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise ArtifactError(
+            f"a {artifact.kind} was changed after it was sent (its hash was {digest[:16]}): who writes into a tensor "
+            "that was sent or received must copy it first."
+        )
+    return content
 
 
 def append_saved(folder: Path, message: Message) -> None:
@@ -304,10 +326,17 @@ class Wire:
 
     def send(self, message: Message) -> Artifact:
         """Deliver `message` and give what its receiver holds. Raises ArtifactError where a guard refuses it."""
-        for guard in self.guards:
-            guard(message)
-        self.transcript.append(message, keep=self.keep(message))
+        self.send_all([message])
         return message.artifact
+
+    def send_all(self, messages: Sequence[Message]) -> None:
+        """Deliver messages that are sent together; what many receive is hashed once.
+
+        Raises ArtifactError where a guard refuses one: then none is recorded."""
+        for message in messages:
+            for guard in self.guards:
+                guard(message)
+        self.transcript.append_all(messages, keep=[self.keep(message) for message in messages])
 
     def collect(
         self, uploads: Sequence[Upload], *, model: GlobalModel | None = None, rounds: int = 0

@@ -5,8 +5,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from fdgsec.experiments.attack.attack_context import attack_context_of
-from fdgsec.experiments.attack.loop import AttackSetting, reason_to_skip
-from fdgsec.experiments.attack.run_attacks import follows_model, last_global_model, prepare_style_view
+from fdgsec.experiments.attack.attack_setting import AttackSetting
+from fdgsec.experiments.attack.current_styles import follows_model, last_global_model, prepare_style_view
+from fdgsec.experiments.attack.loop import reason_to_skip
 from fdgsec.experiments.run_config import RunConfig, attack_settings, made, target_method
 from fdgsec.experiments.setup.defenses import defense_stack_of
 from fdgsec.experiments.setup.run_federation import RunRequest, federate, observe

@@ -10,7 +10,7 @@ import pytest
 
 import fdgsec
 from fdgsec.cli import main
-from fdgsec.experiments.explain import MEASUREMENTS
+from fdgsec.experiments.attack_measurements import MEASUREMENTS
 from tests.support.own_vectors import own
 
 SMALL = ["--dataset", "shapes", "--per-domain", "210", "--image-size", "16", "--encoder", "pixels"]

@@ -127,3 +127,24 @@ def test_every_claim_is_listed(capsys: pytest.CaptureFixture[str]):
 
     shown = capsys.readouterr().out
     assert all(claim.id in shown for claim in ledger())
+
+
+def test_data_that_are_not_found_are_an_error_before_any_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out = tmp_path / "claims"
+
+    assert main(["claims", "--data-root", str(tmp_path), "--claim", DECIDED, "--out", str(out)]) == 3
+
+    told = capsys.readouterr()
+    assert (told.out, out.exists()) == ("", False)
+    assert "PACS not found" in told.err
+
+
+def test_a_ledger_of_which_nothing_could_be_run_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FDGSEC_WEIGHTS", str(tmp_path / "none"))
+    monkeypatch.setenv("FDGSEC_CACHE", str(tmp_path / "cache"))
+    out = tmp_path / "claims"
+
+    assert main(["claims", *SMALL, "--claim", DECIDED, "--encoder", "vgg19", "--out", str(out)]) == 1
+
+    (claim,) = json.loads((out / "claims.json").read_text())["claims"]
+    assert claim["verdict"] == "not run"

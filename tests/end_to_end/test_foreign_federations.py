@@ -1,5 +1,6 @@
 """Somebody else's federation, attacked by somebody who knows the public names of fdgsec and nothing else."""
 
+import csv
 import json
 import subprocess
 import sys
@@ -194,6 +195,20 @@ def test_names_rounds_and_folders_that_are_none_are_refused(tmp_path: Path):
         wire.send("style", torch.ones(4), sender="A")
 
 
+def test_names_of_a_recording_are_no_formulas_in_the_table_of_guesses(tmp_path: Path):
+    with fdgsec.record(tmp_path / "wire") as wire:
+        for sender in ("=1+1", "@SUM(A1)", 'a, "b"'):
+            for _ in range(2):
+                wire.send("style", torch.rand(8), sender=sender)
+
+    fdgsec.attack_vectors(tmp_path / "wire", attacks=["linkage"], out=tmp_path / "out")
+
+    lines = (tmp_path / "out" / "guesses.csv").read_text().splitlines()
+    cells = [cell for line in csv.reader(lines) for cell in line]
+    assert not any(cell.startswith(("=", "@")) for cell in cells)
+    assert {"'=1+1", "'@SUM(A1)", 'a, "b"'} <= set(cells)
+
+
 def test_a_loop_that_fails_leaves_what_it_sent_and_says_so(tmp_path: Path):
     def loop() -> None:
         with fdgsec.record(tmp_path / "wire") as wire:
@@ -203,6 +218,8 @@ def test_a_loop_that_fails_leaves_what_it_sent_and_says_so(tmp_path: Path):
 
     with pytest.raises(KeyboardInterrupt):
         loop()
+    with pytest.raises(ValueError, match="attack linkage is named twice"):
+        fdgsec.attack_run(tmp_path / "wire", attacks=["linkage", "linkage"])
 
     assert "ended with an error" in str(fdgsec.attack_run(tmp_path / "wire").environment["notes"])
 
@@ -242,6 +259,32 @@ def node(folder: Path, *, partition: int, run: int = 7, style: Tensor | None = N
     return app(
         message, Context(run_id=run, node_id=partition + 1, node_config=config, state=RecordDict(), run_config={})
     )
+
+
+def metrics_through(folder: Path, record: MetricRecord, **kinds: str) -> None:
+    """A reply of a client app with the mod that holds one record of metrics, called `told`."""
+    app = ClientApp(mods=[fdgsec.record_mod(folder, kinds=kinds)])
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return Message(RecordDict({"told": record}), reply_to=message)
+
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 7, 1, 1  # as Flower sets them
+    message = Message(content=RecordDict(), dst_node_id=1, message_type="train", group_id="0")
+    app(message, Context(run_id=7, node_id=1, node_config={"partition-id": 0}, state=RecordDict(), run_config={}))
+
+
+def test_a_mod_records_metrics_as_the_kind_that_their_name_is_given(tmp_path: Path):
+    for kind, stage in (("style", "share"), ("update", "update"), ("scores", "review")):
+        metrics_through(tmp_path / kind, MetricRecord({"a": [1.0, 2.0], "b": [0.5, 0.5]}), told=kind)
+        (line,) = (tmp_path / kind / "transcript.jsonl").read_text().splitlines()
+        assert json.loads(line)["stage"] == stage
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), [1.0, float("nan")]])
+def test_a_mod_refuses_metrics_that_are_not_finite_by_their_name(value: Any, tmp_path: Path):
+    with pytest.raises(ValueError, match="metric loss of record told is not finite"):
+        metrics_through(tmp_path / "wire", MetricRecord({"accuracy": 0.5, "loss": value}))
 
 
 def test_what_a_recording_holds_and_nobody_reads_is_said(images: Tensor, tmp_path: Path):

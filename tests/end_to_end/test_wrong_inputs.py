@@ -22,6 +22,8 @@ TABLE: Sequence[tuple[str, int, str]] = [
     # attack
     (f"attack ccst-overal {SMALL}", 2, "did you mean 'ccst-overall'"),
     (f"attack ccst-overall fisc {SMALL}", 2, "fisc"),
+    (f"attack ccst-overall {SMALL} --attack linkage --attack linkage", 2, "attack linkage is named twice"),
+    (f'attack ccst-overall {SMALL} --set run.attacks=["linkage","linkage"]', 2, "attack linkage is named twice"),
     (f"attack ccst-overall --target fisc {SMALL}", 2, "fisc"),
     (f"attack {SMALL} --attack membershp", 2, "did you mean 'membership'"),
     (f"attack {SMALL} --adversary hacker", 2, "hacker"),

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fdgsec.experiments.attack.loop import Outcome
+from fdgsec.experiments.attack.attack_setting import Outcome
 from fdgsec.experiments.report.schema import AttackResult, Figure
 from fdgsec.experiments.run_config import RunConfig
 from fdgsec.federation.method import Method

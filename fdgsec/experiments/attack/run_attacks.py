@@ -1,19 +1,17 @@
 """The verb `attack`: run (or reuse) a target, run every applicable attack with its controls, and write the report."""
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import get_args
 
 from fdgsec.data.roles import Roles
 from fdgsec.experiments.attack.attack_context import attack_context_of
+from fdgsec.experiments.attack.attack_setting import AttackSetting, Outcome
+from fdgsec.experiments.attack.current_styles import follows_model, last_global_model, prepare_style_view
 from fdgsec.experiments.attack.kept_outcomes import KeptOutcomes, is_own
 from fdgsec.experiments.attack.loop import (
-    AttackSetting,
-    Outcome,
     attack_named,
     attacks_of,
     corrected,
@@ -31,8 +29,8 @@ from fdgsec.experiments.attack.target_control import (
     with_target_controls,
 )
 from fdgsec.experiments.attack.unread_releases import unread_kinds
+from fdgsec.experiments.attack.written_report import write_report
 from fdgsec.experiments.report.accuracy import accuracy_document
-from fdgsec.experiments.report.attack_report import report_files
 from fdgsec.experiments.report.schema import AttackReport, AttackResult
 from fdgsec.experiments.run_config import Keep, RunConfig, on_stated_threads
 from fdgsec.experiments.setup.defenses import defense_documents, defense_stack_of
@@ -50,14 +48,12 @@ from fdgsec.experiments.setup.run_inputs import (
 )
 from fdgsec.experiments.setup.style_view import StyleView
 from fdgsec.experiments.train import dataset_document
-from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.method import SHARED_ROWS, Client, GlobalModel, Method
 from fdgsec.federation.run_folder import (
     check_replaceable,
     environment,
     load_run,
-    new_folder,
     reserved,
     run_key,
     save_run,
@@ -66,9 +62,8 @@ from fdgsec.federation.run_folder import (
 )
 from fdgsec.federation.wire import Transcript
 from fdgsec.metrics.measurement import Control
-from fdgsec.nn.styles.image_styles import encoder_named, prepare_statistics
+from fdgsec.nn.styles.image_styles import encoder_named
 from fdgsec.runtime.cache_files import cache_root, write_atomic
-from fdgsec.runtime.checked_files import write_sums
 from fdgsec.runtime.disk_room import ROOM, check_room, system_line
 from fdgsec.runtime.errors import FdgsecError, UsageError
 from fdgsec.runtime.file_locks import locked
@@ -281,56 +276,6 @@ def _check_room(inputs: _Inputs, out: Path | None) -> None:
     check_room(cache_root(), needed=ROOM + statistics + models, option="FDGSEC_CACHE")
     if out is not None:
         check_room(out.absolute().parent, needed=ROOM + models, option="--out")
-
-
-def write_report(
-    report: AttackReport,
-    out: Path,
-    *,
-    config: RunConfig,
-    transcript: Transcript,
-    files: Mapping[str, bytes] = MappingProxyType({}),
-) -> None:
-    """Write report.json, report.html, measurements.csv, figures, settings, transcript and `files`, all or none."""
-    written = report_files(report, settings=config.document())
-    with new_folder(out) as draft:
-        (draft / "config.json").write_text(json.dumps(config.document(), indent=1, default=str) + "\n")
-        for name, content in {**written, **files}.items():
-            (draft / name).write_bytes(content)
-        transcript.save(draft)
-        write_sums(draft)
-
-
-def prepare_style_view(
-    config: RunConfig, world: World, method: Method, model: GlobalModel | None, *, fresh: bool, progress: Progressive
-) -> StyleView:
-    """The style view of the run, with the style statistics of all images computed."""
-    style_view = StyleView.of(config, world.dataset, method, model)
-    prepare_statistics(
-        style_view.encoder, world.dataset, reuse=not fresh, size=style_view.style_size,
-        progress=lambda done, total: progress.update("style statistics", done, total),
-    )  # fmt: skip
-    return style_view
-
-
-def follows_model(method: Method) -> bool:
-    """Whether clients share styles of the received model's layers."""
-    return method.shared_mean is not None and method.shared_mean.layers is not None
-
-
-def last_global_model(transcript: Transcript, model: GlobalModel) -> GlobalModel:
-    """The global model that the server sent last. Raises UsageError if the transcript kept none."""
-    sent = [
-        message.artifact
-        for message in transcript.messages()
-        if message.stage == "model" and isinstance(message.artifact, ModelState)
-    ]
-    if not sent:
-        raise UsageError(
-            "the method shares styles of the model's layers, but this run kept no model; train it again with "
-            "--keep models=last."
-        )
-    return model.with_state(sent[-1].tensors())
 
 
 def _kept(config: RunConfig, attacks: Sequence[Attack]) -> Keep:

@@ -8,22 +8,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 from fdgsec.experiments.attack.attack_context import attack_context_of
+from fdgsec.experiments.attack.attack_setting import AttackSetting
+from fdgsec.experiments.attack.current_styles import follows_model, last_global_model, prepare_style_view
 from fdgsec.experiments.attack.kept_outcomes import KeptOutcomes, is_own
-from fdgsec.experiments.attack.loop import (
-    AttackSetting,
-    attacks_of,
-    corrected,
-    planned_rows,
-    run_attacks,
-)
-from fdgsec.experiments.attack.run_attacks import (
-    follows_model,
-    last_global_model,
-    prepare_style_view,
-    target_controlled,
-    write_report,
-)
+from fdgsec.experiments.attack.loop import attacks_of, corrected, planned_rows, run_attacks
+from fdgsec.experiments.attack.run_attacks import target_controlled
 from fdgsec.experiments.attack.unread_releases import unread_kinds
+from fdgsec.experiments.attack.written_report import write_report
 from fdgsec.experiments.attack_run.read_finished_run import MODELS, Record, Recorded, read_record, reconstruct_run
 from fdgsec.experiments.attack_run.truth import RecordedQuestions, models_not_kept, reproduce_states
 from fdgsec.experiments.attack_vectors.read_recording import is_recording

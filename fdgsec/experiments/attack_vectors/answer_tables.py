@@ -10,8 +10,9 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from fdgsec.experiments.attack.loop import Outcome
+from fdgsec.experiments.attack.attack_setting import Outcome
 from fdgsec.experiments.report.presentation import Names, presentation_of
+from fdgsec.runtime.csv_cells import safe_cells
 from fdgsec.threats.adversary import Knowledge
 
 COLUMNS = ("attack", "victim", "slice", "says", "row", "place", "guess", "score")
@@ -31,7 +32,7 @@ def guess_files(
 
     `names` maps the blinded names of the candidates to their own, and `clients` those of clients to the user's;
     `partners` are the owners of second releases. Scores of a ranking are distances (smaller is closer); scores of
-    membership are membership scores (larger is likelier)."""
+    membership are membership scores (larger is likelier). Names that a spreadsheet would compute begin with \'."""
     titles = clients or {}
     text, sheets = io.StringIO(), dict[str, bytes]()
     table = csv.writer(text, lineterminator="\n")
@@ -45,7 +46,7 @@ def guess_files(
             if shown.pictures is not None:
                 name = f"pictures-{outcome.result.name}-{len(sheets)}.png"
                 sheets[name] = _sheet(shown.pictures(answer))
-                table.writerow((*begin, "all", "", name, ""))
+                table.writerow(safe_cells((*begin, "all", "", name, "")))
             if shown.tell is not None:
                 candidates = [] if case.candidates is None else [names.get(name, name) for name in case.candidates.ids]
                 called = Names(
@@ -53,7 +54,7 @@ def guess_files(
                     clients=list(titles.values()), partners=partners,
                 )  # fmt: skip
                 for line in shown.tell(answer, called):
-                    table.writerow((*begin, *line))
+                    table.writerow(safe_cells((*begin, *line)))
     return {"guesses.csv": text.getvalue().encode(), **sheets}
 
 

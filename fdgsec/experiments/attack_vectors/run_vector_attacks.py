@@ -17,10 +17,11 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.data.lazy_pixels import LazyPixels
 from fdgsec.data.roles import duplicate_groups
 from fdgsec.experiments.attack.attack_context import judge_of
-from fdgsec.experiments.attack.loop import AttackSetting, attacks_of, corrected, run_attacks
+from fdgsec.experiments.attack.attack_setting import AttackSetting
+from fdgsec.experiments.attack.loop import attacks_of, corrected, run_attacks
 from fdgsec.experiments.attack.release_check import difference, spectra_of_images
-from fdgsec.experiments.attack.run_attacks import write_report
 from fdgsec.experiments.attack.unread_releases import unread_kinds
+from fdgsec.experiments.attack.written_report import write_report
 from fdgsec.experiments.attack_vectors.answer_tables import guess_files
 from fdgsec.experiments.attack_vectors.given_questions import GivenVectors
 from fdgsec.experiments.attack_vectors.questions import VectorQuestions

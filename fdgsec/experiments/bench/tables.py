@@ -21,6 +21,7 @@ from fdgsec.experiments.bench.comparability import (
 from fdgsec.experiments.bench.protocols import Metric, Protocol
 from fdgsec.experiments.report.text_tables import latex_table, markdown_table
 from fdgsec.privacy.ledger import guarantee_line
+from fdgsec.runtime.csv_cells import safe_cells
 
 MEASURED: Mapping[Metric, str] = {"accuracy": "accuracy", "auc": "weighted AUC", "f1": "weighted F1"}
 """The name of each metric in tables."""
@@ -248,7 +249,7 @@ def spreadsheet(rows: Sequence[Row]) -> str:
         steps = ["", ""] if counted is None else [counted["per_client_and_round"], counted["total"]]
         sent = [round(sum(row["traffic"][way].values())) for way in ("up", "down")]
         spent = [round(row[name], 1) if name in row else "" for name in ("seconds", "processor_seconds")]
-        writer.writerow([*own, *plain, *others, own_domains_of(row), kept, *steps, *sent, *spent])
+        writer.writerow(safe_cells([*own, *plain, *others, own_domains_of(row), kept, *steps, *sent, *spent]))
     return buffer.getvalue()
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from fdgsec.experiments.bench.comparability import unequal_steps
 from fdgsec.experiments.compare.compared_run import ComparedRun
 from fdgsec.experiments.report.words import listed
+from fdgsec.experiments.run_config import LATER
 from fdgsec.metrics.measurement import Measurement
 
 Shared = Mapping[str, str]
@@ -22,6 +23,8 @@ def conditions(run: ComparedRun) -> Shared:
         "sizes at which styles are computed": _side(run.settings, "style_size", "the images' own"),
         "unseen domains": run.unseen,
         "roles of the images": _counted(dataset.get("roles")),
+        "auxiliary images": _auxiliary(run.settings),
+        "splits into training, validation and test": _splits(run.settings),
         "partitions into clients": _partition(run.settings),
         "encoders": run.encoder,
         "adversaries": str(adversary.get("name", "")),
@@ -29,8 +32,48 @@ def conditions(run: ComparedRun) -> Shared:
         if adversary else "",
         "profiles": report.profile if run.attacked else "",
         "seeds": str(report.seed),
+        **{f"options of {name}": said for name, said in _options(run).items()},
     }  # fmt: skip
     return {name: said for name, said in found.items() if said}
+
+
+def _auxiliary(settings: Mapping[str, Any]) -> str:
+    """How many auxiliary images an adversary was given, in words; empty where a run does not state it."""
+    asked = settings.get("auxiliary", LATER["auxiliary"])
+    if not settings:
+        return ""
+    return "the usual share" if asked is None else str(asked) if isinstance(asked, str) else f"{asked} per domain"
+
+
+def _splits(settings: Mapping[str, Any]) -> str:
+    """How images are set aside for validation and test, in words; empty where a run does not state it."""
+    if "splits" not in settings:
+        return ""
+    shares = {
+        name: settings.get(name, LATER[name]) for name in ("validation_share", "source_test_share", "target_share")
+    }
+    named = {
+        "validation_domain": settings.get("validation_domain"),
+        **shares,
+        "roles": settings.get("roles", LATER["roles"]),
+    }
+    return f"{settings['splits']}: " + ", ".join(f"{name} {said}" for name, said in named.items() if said is not None)
+
+
+def _options(run: ComparedRun) -> Mapping[str, str]:
+    """The options of each attack of a run, in words: an attack with other options is another measurement."""
+    if not run.settings:
+        return {}
+    given = run.settings.get("attack_options")
+    table = given if isinstance(given, Mapping) else {}
+    return {each.name: _listed_options(table.get(each.name)) for each in run.report.attacks}
+
+
+def _listed_options(options: object) -> str:
+    chosen = options if isinstance(options, Mapping) else {}
+    return (
+        ", ".join(f"{name}={json.dumps(value, sort_keys=True)}" for name, value in sorted(chosen.items())) or "defaults"
+    )
 
 
 def _partition(settings: Mapping[str, Any]) -> str:
@@ -93,10 +136,14 @@ def groups_of(runs: Sequence[ComparedRun]) -> list[list[int]]:
 
 
 def unlike_rows(rows: Sequence[Measurement]) -> str:
-    """Why rows of one name and slice are not alike: another number of answers, or another exact baseline."""
-    counts = list(dict.fromkeys(row.n for row in rows))
-    if len(counts) > 1:
-        return f"n differs: {', '.join(map(str, counts))}"
+    """Why rows of one name and slice are not alike: other units or directions, numbers of answers, or baselines."""
+    for what, found in (
+        ("units", [row.unit or "none" for row in rows]),
+        ("what higher values mean", [row.higher_is for row in rows]),
+        ("n", [str(row.n) for row in rows]),
+    ):  # fmt: skip
+        if len(distinct := list(dict.fromkeys(found))) > 1:
+            return f"{what} {'differs' if what != 'units' else 'differ'}: {', '.join(distinct)}"
     exact = dict.fromkeys(f"{row.chance:.6g}" for row in rows if row.chance_kind == "exact" and row.chance is not None)
     kinds = {row.chance_kind for row in rows if row.value is not None}
     if len(exact) > 1 or len(kinds) > 1:

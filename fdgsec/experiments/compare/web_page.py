@@ -17,6 +17,8 @@ SHORT_ASKS: Mapping[str, str] = {
     "who": "whose data it is", "what": "what is in the data", "look": "what it looks like",
     "harm": "what harm a client can do", "other": "other attacks",
 }  # fmt: skip
+FAILED = "failed"
+"""The verdict of a question whose attacks all ended with an error."""
 
 
 def page(document: Row) -> str:
@@ -49,15 +51,13 @@ def _as_text(value: object) -> str:
 
 
 def sentence(document: Row) -> str:
-    """In how many runs each question is answered by a flagged measurement; of trainings the accuracies."""
+    """In how many runs each question is answered by a flagged measurement, or by none because attacks failed; of
+    trainings the accuracies."""
     runs = document["runs"]
     said = []
     for row in document["questions"]:
-        known = [answer for answer in row["answers"] if answer["attack"]]
-        flagged = [run["label"] for run, answer in zip(runs, row["answers"], strict=True) if answer["flagged"]]
-        if known:
-            who = f" ({listed(flagged)})" if 0 < len(flagged) < len(known) else ""
-            said.append(f"{SHORT_ASKS[row['question']]}: flagged in {len(flagged)} of {len(known)} runs{who}")
+        if part := _counted(row, [run["label"] for run in runs]):
+            said.append(f"{SHORT_ASKS[row['question']]}: {part}")
     scores = [row for row in document["accuracy"] if re.fullmatch(r"accuracy on .* \(unseen\)", row["score"])]
     for row in scores if not said else ():
         parts = [
@@ -72,6 +72,23 @@ def sentence(document: Row) -> str:
         also = "" if drawn == names else f" (runs on {listed([name for name in names if name not in drawn])} are not)"
         text = f"mechanics only, as {listed(drawn)} is procedural{also}: {text}"
     return f"{text[0].upper()}{text[1:]}."
+
+
+def _counted(question: Row, labels: Sequence[str]) -> str:
+    """In how many of the runs whose attacks were to answer a question one is flagged, and where all of them failed."""
+    tried = [
+        (label, answer)
+        for label, answer in zip(labels, question["answers"], strict=True)
+        if answer["attack"] or answer["verdict"] == FAILED
+    ]
+    failed = [label for label, answer in tried if not answer["attack"]]
+    flagged = [label for label, answer in tried if answer["flagged"]]
+    if not tried:
+        return ""
+    if len(failed) == len(tried):
+        return f"no answer, attacks failed in {len(failed)} of {len(labels)} runs"
+    who = f" ({listed(flagged)})" if 0 < len(flagged) < len(tried) else ""
+    return f"flagged in {len(flagged)} of {len(tried)} runs{who}" + (f", failed in {listed(failed)}" if failed else "")
 
 
 def grouping(document: Row) -> str:

@@ -1,7 +1,7 @@
 """Whether a finished run keeps within its limits; what is missing, failed, inapplicable or unreliable never passes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -73,9 +73,9 @@ def gate(
     """Hold a finished run against limits.
 
     By "interval" the end of the 95% interval on the limit's side must keep it, by "value" the value. With
-    `allow_inapplicable` an attack that does not apply to what is sent is skipped; a gate of which everything is
-    skipped does not pass. Raises UsageError for a run that is none or that was altered, unknown names, and limits on
-    the wrong side."""
+    `allow_inapplicable` an attack that does not apply to what is sent is skipped, unless nothing else is judged: then
+    no limit was kept, and each is an error. Raises UsageError for a run that is none or that was altered, unknown
+    names, and limits on the wrong side."""
     path = stored_path(run)
     if (path.parent / SUMS).is_file():
         check_sums(path.parent)
@@ -83,6 +83,8 @@ def gate(
     for threshold in thresholds:
         check_names(threshold, report)
     checks = [check for each in thresholds for check in _checks(each, report, judged_by, allow_inapplicable)]
+    if all(check.outcome == "skipped" for check in checks):
+        checks = [replace(check, outcome="error", said=f"nothing was judged: {check.said}") for check in checks]
     return Gate(report=report, path=path, judged_by=judged_by, checks=checks)
 
 

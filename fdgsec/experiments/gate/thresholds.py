@@ -17,19 +17,52 @@ GUARANTEE = "guarantee"
 _FORM = re.compile(
     r"(?P<attack>[^.\[\]=\s]+)\.(?P<measurement>[^.\[\]=\s]+)(\[(?P<where>[^\[\]]*)\])?=(?P<limit>[^=_\[\]]+)"
 )
+SHARES = (
+    "auc", "exposed_auc", "one_candidate_auc", "tpr_at_1pct_fpr", "tpr_at_01pct_fpr", "exposed_tpr_at_1pct_fpr", "top1",
+    "top5", "gallery_top1", "gallery_top5", "exact_list", "precision", "balanced_accuracy", "accuracy",
+    "majority_share", "reference_accuracy", "recognized_public", "exposed_fraction", "expected_exposed_fraction",
+    "verbatim_fraction", "largest_source_fraction", "converged_fraction", "lag1_p_value",
+    "refused", "ended", "not_finite", "picked_share", "picked_in_cluster", "rank_percentile", "differing_runs",
+)  # fmt: skip
+"""Measurements from 0 to 1: rates, shares and areas."""
+ERRORS = ("relative_error", "mae", "palette_emd", "lpips_alex", "perceptual_mini", "style_residual")
+RANGES: Mapping[str, tuple[float, float]] = {
+    **dict.fromkeys(SHARES, (0.0, 1.0)),
+    **dict.fromkeys(("ssim", "honest_accuracy_drop"), (-1.0, 1.0)),
+    **dict.fromkeys(ERRORS, (0.0, math.inf)),
+    "median_rank": (1.0, math.inf),
+}
+"""What a measurement can be. Beyond it a limit would keep everything or nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Threshold:
     """A limit on the rows of one measurement of one attack whose slices have the entries `where`.
 
-    `attack` may be "accuracy" (its measurements are "unseen" and the clients' domains) or "guarantee" ("epsilon")."""
+    `attack` may be "accuracy" (its measurements are "unseen" and the clients' domains) or "guarantee" ("epsilon").
+    Raises UsageError for a limit that is not finite or beyond what the measurement can be."""
 
     side: Side
     attack: str
     measurement: str
     where: Mapping[str, str]
     limit: float
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.limit):
+            raise UsageError(f"{self.text}: a limit must be finite.")
+        least, most = self._range
+        if not least <= self.limit <= most:
+            expected = f"from {least:g} to {most:g}" if math.isfinite(most) else f"at least {least:g}"
+            raise UsageError(f"{self.text}: {self.attack}.{self.measurement} is {expected}; give a limit there.")
+
+    @property
+    def _range(self) -> tuple[float, float]:
+        if self.attack == ACCURACY:
+            return 0.0, 1.0
+        if self.attack == GUARANTEE:
+            return 0.0, math.inf
+        return RANGES.get(self.measurement, (-math.inf, math.inf))
 
     @property
     def text(self) -> str:
@@ -61,8 +94,6 @@ def _threshold(side: Side, text: str) -> Threshold:
         limit = float(match["limit"])
     except ValueError as error:
         raise UsageError(f"--{side} {text!r}: {match['limit']!r} is no number.") from error
-    if not math.isfinite(limit):
-        raise UsageError(f"--{side} {text!r}: a limit must be finite.")
     pairs = [part.partition("=") for part in (match["where"] or "").split(",") if part.strip()]
     if any(not (key.strip() and equals and value.strip()) for key, equals, value in pairs):
         raise UsageError(f"--{side} {text!r}: expected [KEY=VALUE,...] between the brackets, e.g. [domain=photo].")

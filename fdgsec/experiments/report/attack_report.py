@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Any
 from fdgsec.experiments.report import schema
 from fdgsec.experiments.report.findings import Finding, Findings, finding_of, findings_of
 from fdgsec.experiments.report.html import css_of, render
-from fdgsec.experiments.report.pages import page, source
+from fdgsec.experiments.report.pages import page
 from fdgsec.experiments.report.schema import COLUMNS, AttackResult, cells
 from fdgsec.experiments.report.series_plots import plot_answers, plot_figure
-from fdgsec.experiments.report.stored import checked_report
+from fdgsec.experiments.report.stored import checked_report, report_schema
 from fdgsec.experiments.report.text import controls_of
 from fdgsec.experiments.report.words import MEASURE_WORDS, rate, short
 from fdgsec.federation.run_folder import MARKS, check_replaceable, new_folder
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.checked_files import write_sums
 from fdgsec.runtime.errors import MissingResourceError, UsageError, unknown_name
-from fdgsec.runtime.untrusted_text import parse_json_object
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -104,7 +103,7 @@ class AttackReport(schema.AttackReport):
     @staticmethod
     def json_schema() -> dict[str, Any]:
         """The JSON Schema (draft 2020-12) of report.json, which docs/report.schema.json publishes."""
-        return parse_json_object(source("report.schema.json"), source="report.schema.json")
+        return report_schema()
 
     @property
     def findings(self) -> Findings:

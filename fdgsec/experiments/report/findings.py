@@ -82,7 +82,8 @@ class Finding:
             gallery = round(1 / row.chance)
         return self.choice.says.format(
             rate=percent(row.value), hits=round((row.value or 0) * row.n), n=f"{row.n:,}", numbers=numbers(row),
-            among=f" among {int(gallery):,} candidates" if gallery is not None else "", name=row.name,
+            among=f" among {gallery if isinstance(gallery, str) else f'{gallery:,}'} candidates" if gallery else "",
+            name=row.name,
         )  # fmt: skip
 
 

@@ -200,15 +200,20 @@ def _party(name: object) -> str:
     return "clients" if str(name).startswith("client") else str(name)
 
 
+def _whole(number: object) -> int:
+    """A count, which JSON may write as 5 or 5.0."""
+    return int(float(str(number)))
+
+
 def _messages(report: AttackReport) -> list[Row]:
     counts: dict[tuple[str, ...], list[int]] = {}
     for row in report.artifacts:
         key = (str(row["kind"]), str(row["stage"]), _party(row["sender"]), _party(row["receiver"]))
         entry = counts.setdefault(key, [0, 0])
-        entry[0], entry[1] = entry[0] + 1, entry[1] + int(str(row["bytes"]))
+        entry[0], entry[1] = entry[0] + 1, entry[1] + _whole(row["bytes"])
     found: list[Row] = [(*key, f"{count:,}", f"{size:,}") for key, (count, size) in counts.items()]
     models = [
-        (row["kind"], row["stage"], "", "", f"{int(str(row['messages'])):,}", f"{int(str(row['bytes'])):,}")
+        (row["kind"], row["stage"], "", "", f"{_whole(row['messages']):,}", f"{_whole(row['bytes']):,}")
         for row in report.model_traffic
     ]
     return [*found, *models]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fdgsec.metrics.measurement import Control, Measurement
+from fdgsec.runtime.csv_cells import safe_cells
 
 SCHEMA = 1
 COLUMNS = (
@@ -142,7 +143,7 @@ class AttackReport:
         writer = csv.writer(buffer, lineterminator="\n")
         writer.writerow(COLUMNS)
         for attack, row in self.rows():
-            writer.writerow(cells(attack, row))
+            writer.writerow(safe_cells(cells(attack, row)))
         return buffer.getvalue()
 
 

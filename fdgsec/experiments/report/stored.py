@@ -10,11 +10,12 @@ from jinja2 import TemplateError
 from PIL import Image
 
 from fdgsec.experiments.report.html import render
+from fdgsec.experiments.report.pages import source
 from fdgsec.experiments.report.schema import SCHEMA, AttackReport, AttackResult, Figure
 from fdgsec.metrics.measurement import Control, Measurement
 from fdgsec.runtime.checked_files import SUMS, check_sums
 from fdgsec.runtime.errors import UsageError
-from fdgsec.runtime.untrusted_text import read_bytes, read_json_object
+from fdgsec.runtime.untrusted_text import parse_json_object, read_bytes, read_json_object
 
 LARGEST_PICTURE = 2**26
 """Bytes of a figure's PNG; fdgsec's own have less than two megabytes."""
@@ -45,7 +46,7 @@ def stored_report(run: Path) -> AttackReport:
 
 
 def checked_report(run: Path) -> AttackReport:
-    """Read a report that this version of fdgsec would write the same, with the pictures that lie beside it.
+    """Read a report that keeps the published schema and whose entries agree, with the pictures that lie beside it.
 
     Raises UsageError for any other, DataError where the SHA256SUMS of the folder does not hold."""
     path = stored_path(run)
@@ -53,6 +54,7 @@ def checked_report(run: Path) -> AttackReport:
         check_sums(path.parent)
     document = read_json_object(path, error=UsageError)
     try:
+        _check_schema(document)
         report = report_of(document)
         _check_equal(document, report.document(), where="report.json")
         report = replace(report, attacks=[_illustrated(result, path.parent) for result in report.attacks])
@@ -62,10 +64,23 @@ def checked_report(run: Path) -> AttackReport:
     return report
 
 
-def _check_equal(read: object, written: object, *, where: str) -> None:
-    """Raise ValueError, naming the place, for an entry that would not be written as it was read.
+def report_schema() -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of report.json, which docs/report.schema.json publishes."""
+    return parse_json_object(source("report.schema.json"), source="report.schema.json")
 
-    Entries that older versions did not write may be missing."""
+
+def _check_schema(document: object) -> None:
+    """Raise ValueError, naming the place, for what the published schema refuses."""
+    from jsonschema import Draft202012Validator  # a tenth of a second, which commands that read no report do not need
+    from jsonschema.exceptions import best_match
+
+    fault = best_match(Draft202012Validator(report_schema()).iter_errors(document))
+    if fault is not None:
+        raise ValueError(f"report.json{fault.json_path.removeprefix('$')}: {fault.message[:200]}")
+
+
+def _check_equal(read: object, written: object, *, where: str) -> None:
+    """Raise ValueError, naming the place, for an entry that would not be written as it was read."""
     if isinstance(read, Mapping) and isinstance(written, Mapping):
         for key, value in read.items():
             if key not in written:

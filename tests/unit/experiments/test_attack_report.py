@@ -27,6 +27,12 @@ SERIES = {
 SIZES = {"photo n": [40, 80], "photo auc": [0.9, 0.7], "photo half width": [0.01, 0.02], "photo rehearsals": [0.9, 0.8]}
 
 
+DATASET = {
+    "name": "pacs", "manifest_sha256": "0" * 64, "images": 600, "domains": ["photo"], "classes": ["a"],
+    "roles": {"federation": {"photo": 3}},
+}  # fmt: skip
+
+
 def picture() -> bytes:
     buffer = io.BytesIO()
     Canvas(figsize=(1, 1)).savefig(buffer, format="png", metadata={"Software": None})
@@ -40,7 +46,7 @@ def row(value: float, **where: str | int) -> Measurement:
 
 
 def report(**changes: Any) -> fdgsec.AttackReport:
-    adversary = {"name": "server", "taps": "own", "knows": ["encoder"]}
+    adversary = {"name": "server", "parties": ["server"], "taps": "own", "knows": ["encoder"]}
     gone = Measurement(
         name="top1", value=None, low=None, high=None, chance=None, chance_kind="none", n=0, unavailable="few"
     )
@@ -58,8 +64,7 @@ def report(**changes: Any) -> fdgsec.AttackReport:
     skipped = AttackResult(name="poisoning", adversary=adversary, status="skipped", reason="needs a malicious client")
     base = schema.AttackReport(
         target="ccst-overall", method="ccst", preset="", encoder="vgg19", backbone=None, seed=0, profile="quick",
-        dataset={"name": "pacs", "images": 600, "classes": ["a"], "roles": {"federation": {"photo": 3}}}, reused=False,
-        defenses=[], guarantees=[], accuracy=None, attacks=[membership, inversion, skipped], artifacts=[],
+        dataset=DATASET, reused=False, defenses=[], guarantees=[], accuracy=None, attacks=[membership, inversion, skipped], artifacts=[],
         model_traffic=[], transcript_sha256="ab", environment={}, seconds=1.0,
     )  # fmt: skip
     return fdgsec.AttackReport.of(replace(base, **changes))

@@ -8,6 +8,7 @@ import pytest
 
 from fdgsec.cli import main
 from fdgsec.experiments.compare.compare_runs import compare
+from fdgsec.experiments.compare.web_page import sentence
 from fdgsec.runtime.errors import FdgsecError, UsageError
 
 Document = dict[str, Any]
@@ -113,9 +114,11 @@ def test_three_runs_are_held_against_the_first_that_has_the_row(tmp_path: Path):
         (row("auc", 0.9, 0.8, 1.0, n=40), "n differs: 9, 40"),
         (row("auc", 0.9, 0.8, 1.0, chance=0.1), "baselines differ: 0.5, 0.1"),
         (row("auc", 0.9, 0.8, 1.0, kind="measured"), "baselines differ"),
+        ({**row("auc", 0.9, 0.8, 1.0), "unit": "dB"}, "units differ: none, dB"),
+        ({**row("auc", 0.9, 0.8, 1.0), "higher_is": "safe"}, "what higher values mean differs: leak, safe"),
         (row("auc", 0.9, 0.8, 1.0), ""),
     ],
-    ids=["count", "baseline", "kind of baseline", "alike"],
+    ids=["count", "baseline", "kind of baseline", "unit", "direction", "alike"],
 )
 def test_rows_of_another_count_or_baseline_are_not_held_against_each_other(tmp_path: Path, second: Document, said: str):
     (measured,) = compared(tmp_path, row("auc", 0.5, 0.4, 0.6), second)["measurements"]
@@ -173,6 +176,16 @@ def test_attacks_that_ended_differently_say_how(tmp_path: Path):
     ]
 
 
+def test_a_run_whose_attacks_failed_is_counted_and_named(tmp_path: Path):
+    good = attack("membership", row("auc", 0.9, 0.8, 1.0))
+    broken = attack("membership", status="failed", reason="no memory")
+    runs = [run(tmp_path / name, each, target=name) for name, each in
+            (("fisc", good), ("fedalign", broken), ("ccst-single", good))]  # fmt: skip
+
+    assert "flagged in 2 of 3 runs (fisc and ccst-single), failed in fedalign" in sentence(compare(runs))
+    assert "no answer, attacks failed in 1 of 2 runs" in sentence(compare([runs[1], run(tmp_path / "d")]))
+
+
 OTHER = {"name": "shapes", "manifest_sha256": "zz", "images": 84, "domains": ["photo", "sketch"], "roles": {}}
 
 
@@ -191,9 +204,16 @@ OTHER = {"name": "shapes", "manifest_sha256": "zz", "images": 84, "domains": ["p
         ({"settings": {"image_size": None}}, "other image sizes: 32 px"),
         ({"settings": {"image_size": 32, "style_size": 64}}, ""),
         ({"settings": {"partition": "single-domain", "clients": 9}}, "other partitions into clients: domain"),
+        ({"settings": {"auxiliary": 5}}, "other auxiliary images: the usual share"),
+        ({"settings": {"auxiliary": "all"}}, "other auxiliary images: the usual share"),
+        ({"settings": {"splits": "official"}}, "other splits into training, validation and test: ccst"),
+        ({"settings": {"splits": "own", "validation_share": 0.3}}, "other splits into training, validation and test"),
+        ({"settings": {"attack_options": {"membership": {"references": 9}}}}, "other options of membership: defaults"),
+        ({"settings": {"attack_options": {"linkage": {"references": 9}}}}, ""),
     ],
     ids=["dataset", "images", "measured domain", "set domain", "encoder", "roles", "seed", "profile", "size",
-         "own size", "a size that one run does not state", "partition"],
+         "own size", "a size that one run does not state", "partition", "auxiliary images", "all auxiliary images", "splits",
+         "share for validation", "options of the attack", "options of another attack"],
 )  # fmt: skip
 def test_what_makes_two_runs_unlike_is_said_first_and_nothing_is_put_beside_each_other(
     tmp_path: Path, given: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]
@@ -201,7 +221,7 @@ def test_what_makes_two_runs_unlike_is_said_first_and_nothing_is_put_beside_each
     dataset = {"name": "shapes", "manifest_sha256": "ab", "images": 336, "domains": ["photo", "sketch"],
                "roles": {"train": {"a": 2}}}  # fmt: skip
     first = run(tmp_path / "a", attack("membership", row("auc", 0.5, 0.4, 0.6)), dataset=dataset,
-                settings={"image_size": 32, "partition": "domain"})  # fmt: skip
+                settings={"image_size": 32, "partition": "domain", "splits": "own"})  # fmt: skip
     second = run(tmp_path / "b", attack("membership", row("auc", 0.9, 0.8, 1.0)),
                  **{"dataset": dataset, "settings": {"image_size": 32}, **given})  # fmt: skip
 

@@ -7,8 +7,9 @@ from dataclasses import fields
 import pytest
 
 from fdgsec.cli import main
+from fdgsec.experiments.attack_measurements import MEASUREMENTS
 from fdgsec.experiments.claims.catalogue import ledger
-from fdgsec.experiments.explain import MEASUREMENTS, explain
+from fdgsec.experiments.explain import explain
 from fdgsec.experiments.report.words import kind_in_words
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.registry import ATTACKS, DEFENSES, METHODS, TARGETS, resolve

@@ -1,6 +1,7 @@
 """A gate passes what keeps its limit and was measured reliably, and nothing else."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from fdgsec.cli import main
 from fdgsec.experiments.gate.judge_gate import gate
-from fdgsec.experiments.gate.thresholds import thresholds_of
+from fdgsec.experiments.gate.thresholds import Threshold, thresholds_of
 from fdgsec.experiments.report.schema import AttackResult
 from fdgsec.metrics.measurement import Control, Measurement
 from fdgsec.runtime.checked_files import write_sums
@@ -139,6 +140,11 @@ def test_accuracies_and_guarantees_have_limits_too(tmp_path: Path):
         (["--max", "membership.auc=much"], "'much' is no number"),
         (["--max", "membership.auc=nan"], "must be finite"),
         (["--max", "membership.auc=inf"], "must be finite"),
+        (["--max", "membership.auc=7"], "membership.auc is from 0 to 1"),
+        (["--max", "membership.auc=-.1"], "membership.auc is from 0 to 1"),
+        (["--min", "accuracy.unseen=60"], "accuracy.unseen is from 0 to 1"),
+        (["--max", "guarantee.epsilon=-1"], "guarantee.epsilon is at least 0"),
+        (["--max", "linkage.median_rank=0"], "linkage.median_rank is at least 1"),
         (["--max", "membership.auc[photo]=.5"], "expected [KEY=VALUE,...]"),
         (["--max", "auc=.5"], "expected ATTACK.MEASUREMENT=LIMIT"),
         (["--max", "membership.auc=.5", "--max", "membership.auc=.6"], "is given twice"),
@@ -213,12 +219,22 @@ def test_a_passing_gate_ends_with_0_and_what_was_skipped_is_written(tmp_path: Pa
     assert sarif["runs"][0]["results"][-1]["kind"] == "notApplicable"
 
 
-def test_a_gate_that_judged_nothing_fails_in_its_files_too(tmp_path: Path):
+def test_a_gate_that_judged_nothing_fails_in_its_files_with_the_reason(tmp_path: Path):
     code, junit, sarif = ended(tmp_path, "linkage.top1=1", more=["--allow-not-applicable"])
 
     assert code == 1
-    assert (junit.get("errors"), junit[0].get("tests")) == ("1", "2")
-    assert sarif["runs"][0]["invocations"][0]["exitCode"] == 1
+    assert (junit.get("tests"), junit.get("errors")) == ("1", "1")
+    (log,) = sarif["runs"]
+    assert log["invocations"][0]["exitCode"] == 1
+    (result,) = log["results"]
+    assert (result["kind"], result["level"], result["ruleId"]) == ("fail", "error", "max/linkage.top1=1")
+    assert "nothing was judged: not applicable" in result["message"]["text"]
+
+
+def test_limits_made_in_python_are_held_to_what_a_measurement_can_be():
+    for limit in (math.nan, math.inf, 7.0):
+        with pytest.raises(UsageError):
+            Threshold(side="max", attack="membership", measurement="auc", where={}, limit=limit)
 
 
 def test_every_result_names_a_rule_of_the_log_and_where_it_is(tmp_path: Path):

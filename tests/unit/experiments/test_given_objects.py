@@ -1,7 +1,9 @@
 """Methods and attacks handed in as objects are those that run, registered or not, and no stored run stands for them."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,6 +36,26 @@ class CountedDifferencing(Differencing):
 @dataclass(frozen=True, kw_only=True)
 class Renamed(CCST):
     """A method that no registry knows."""
+
+
+@pytest.mark.parametrize(
+    "attacks", [["differencing", "differencing"], [Differencing(), "differencing"], [Differencing(), Differencing()]]
+)
+def test_an_attack_that_is_given_twice_is_refused_before_anything_runs(attacks: list[str | Differencing]):
+    with pytest.raises(UsageError, match="attack differencing is named twice"):
+        fdgsec.attack("ccst-overall", attacks=attacks, per_domain=60, image_size=32)
+    with pytest.raises(UsageError, match="attack differencing is named twice"):
+        fdgsec.attack_vectors({"A": [1.0, 2.0, 0.5, 0.5]}, attacks=attacks)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("named", ["run.toml", "config.json"])
+def test_an_attack_that_a_file_of_settings_names_twice_is_refused(named: str, tmp_path: Path):
+    path = tmp_path / named
+    twice = ["linkage", "linkage"]
+    path.write_text(json.dumps({"attacks": twice}) if path.suffix == ".json" else f"[run]\nattacks = {twice}\n")
+
+    with pytest.raises(UsageError, match="attack linkage is named twice"):
+        attack_settings("ccst-overall", {}, preset=str(path))
 
 
 def test_an_attack_object_runs_in_place_of_the_bundled_one_of_its_name(own_cache: object):

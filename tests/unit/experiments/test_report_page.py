@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from fdgsec.experiments.explain import MEASUREMENTS
+from fdgsec.experiments.attack_measurements import MEASUREMENTS
 from fdgsec.experiments.report.bars import bar_of
 from fdgsec.experiments.report.findings import findings_of
 from fdgsec.experiments.report.glossary import glossary, meaning

@@ -1,9 +1,12 @@
 import hashlib
 import json
+from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save
+from torch import Tensor
 
 from fdgsec.federation.artifacts import (
     Amplitudes,
@@ -98,12 +101,43 @@ def test_equal_artifacts_have_equal_hashes_and_others_do_not():
     assert one.sha256 != other.sha256
 
 
-def test_the_hash_is_that_of_the_encoded_bytes_after_a_change_in_place_too():
+def write_in_place(values: Tensor) -> None:
+    values[0] = 9.0
+
+
+def write_through_data(values: Tensor) -> None:
+    values.data[0] = 9.0  # torch counts no change
+
+
+def write_through_numpy(values: Tensor) -> None:
+    values.numpy()[0] = 9.0
+
+
+def write_through_a_view_without_gradient(values: Tensor) -> None:
+    values.detach()[0] = 9.0
+
+
+@pytest.mark.parametrize(
+    "write",
+    [write_in_place, write_through_data, write_through_numpy, write_through_a_view_without_gradient],
+    ids=lambda write: write.__name__,
+)
+def test_the_hash_is_that_of_the_encoded_bytes_however_a_tensor_was_changed(write: Callable[[Tensor], None]):
     sent = bank()
     first = sent.sha256
 
     assert sent.sha256 == first == hashlib.sha256(sent.encode()).hexdigest()
-    sent.mean[0] += 1  # nobody should, and yet a transcript must not say something else than was sent
+    write(sent.mean)  # nobody should, and yet a transcript must not say something else than was sent
+    assert sent.sha256 == hashlib.sha256(sent.encode()).hexdigest() != first
+
+
+def test_the_hash_follows_the_array_that_a_tensor_was_made_of():
+    own = np.ones(2, dtype=np.float32)
+    sent = StyleStatistics(mean=torch.from_numpy(own), std=torch.ones(2))
+    first = sent.sha256
+
+    own[0] = 9.0
+
     assert sent.sha256 == hashlib.sha256(sent.encode()).hexdigest() != first
 
 

@@ -45,13 +45,46 @@ def test_a_broadcast_is_encoded_once_for_all_its_receivers():
             return super().encoded_parts()
 
     carrier, broadcast = wire(), Counted(mean=torch.ones(2), std=torch.ones(2))
-    for number in range(5):
-        carrier.send(message("server", f"client:{number}", broadcast))
+    carrier.send_all([message("server", f"client:{number}", broadcast) for number in range(5)])
     assert len(encoded) == 1
 
-    carrier.send(message("server", "client:0", Counted(mean=torch.zeros(2), std=torch.ones(2))))
-    assert len(encoded) == 2
+    other = Counted(mean=torch.zeros(2), std=torch.ones(2))
+    carrier.send_all([message("server", "client:0", each) for each in (broadcast, other)])
+    assert len(encoded) == 3
     assert len({row.sha256 for row in carrier.transcript.rows}) == 2
+
+
+def test_a_later_delivery_of_a_changed_artifact_has_the_hash_of_what_it_is_then():
+    carrier, sent = wire(), style(1.0)
+    carrier.send(message("client:0", "server", sent))
+
+    sent.mean.data[0] = 9.0
+    carrier.send(message("client:0", "server", sent))
+
+    rows = carrier.transcript.rows
+    assert rows[1].sha256 == hashlib.sha256(sent.encode()).hexdigest() != rows[0].sha256
+
+
+def test_a_refused_message_leaves_nothing_of_its_delivery_in_the_transcript():
+    def refuses_client_1(checked: Message) -> None:
+        if checked.receiver == "client:1":
+            raise ArtifactError("client:1 accepts nothing.")
+
+    carrier = wire(guards=[refuses_client_1])
+
+    with pytest.raises(ArtifactError):
+        carrier.send_all([message("server", f"client:{number}", style(1.0)) for number in range(3)])
+    assert carrier.transcript.rows == []
+
+
+def test_a_payload_that_was_changed_after_it_was_sent_is_not_saved_as_what_was_sent(tmp_path: Path):
+    carrier, sent = wire(), style(1.0)
+    carrier.send(message("client:0", "server", sent))
+    sent.mean.numpy()[0] = 9.0
+
+    with pytest.raises(ArtifactError, match="changed after it was sent"):
+        carrier.transcript.save(tmp_path)
+    assert not (tmp_path / "transcript.jsonl").exists()
 
 
 def test_server_sees_every_style_and_a_client_only_its_own_and_the_bank():

@@ -1,7 +1,8 @@
 """What FedAvg makes of its clients' updates, and runs that repeat bit for bit."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 from weakref import WeakSet
 
 import pytest
@@ -15,12 +16,13 @@ from fdgsec.experiments.train import train
 from fdgsec.federation.artifacts import ModelState, Scores
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.method import Client, GlobalModel, State, Update
-from fdgsec.federation.round_loop import RoundLoop
+from fdgsec.federation.round_loop import ClientFailedError, RoundLoop
 from fdgsec.federation.stacked_methods import Stacked
 from fdgsec.federation.wire import SERVER, Message, Wire
 from fdgsec.methods.fedavg import FedAvg, WeightedMean, averaged
 from fdgsec.methods.mixstyle import MixStyle
 from fdgsec.nn.training.training_plan import TrainingPlan
+from fdgsec.runtime.errors import ArtifactError
 from fdgsec.runtime.progress import NoProgress
 from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.secret_streams import simulated_key, simulated_stream
@@ -104,6 +106,45 @@ def test_the_mean_copies_counters_of_the_first_and_keeps_what_nobody_sent():
 
 
 @dataclass(frozen=True, kw_only=True)
+class OneDeviates(FedAvg):
+    """Client 1 sends what `as_sent` makes of its model's entries."""
+
+    deviation: str = "missing"
+
+    def fit(self, client: Client, **given: Any) -> tuple[Update, State]:
+        update, state = super().fit(client, **given)
+        if client.number != 1:
+            return update, state
+        entries = dict(update.artifacts["model"].tensors())
+        name = next(name for name, value in entries.items() if value.ndim > 1)
+        value = entries.pop(name)
+        if self.deviation == "broadcast":
+            entries[name] = value[:1]
+        if self.deviation == "extra":
+            entries |= {name: value, "mine": torch.ones(1)}
+        return replace(update, artifacts={"model": ModelState(state=entries)}), state
+
+
+@pytest.mark.parametrize("method", ["streamed", "at once"])
+@pytest.mark.parametrize("recode", [False, True])
+@pytest.mark.parametrize(
+    ("deviation", "said"),
+    [("missing", "is missing"), ("broadcast", "holds floats of shape"), ("extra", "not expected")],
+)
+def test_an_update_of_another_form_is_the_failure_of_its_client(method: str, recode: bool, deviation: str, said: str):
+    chosen = OneDeviates(deviation=deviation) if method == "streamed" else OneDeviatesAtOnce(deviation=deviation)
+
+    with pytest.raises(ClientFailedError, match=rf"^client:1 failed in fit: entry .* {said}"):
+        run(chosen, members(6, 7, 5), recode=recode)
+
+
+def test_a_mean_of_models_of_other_forms_is_refused_and_names_the_entry():
+    for other in ({"v": torch.ones(2)}, {"w": torch.ones(1)}, {"w": torch.ones(2), "v": torch.ones(2)}):
+        with pytest.raises(ArtifactError, match="model 1 of those to be averaged: entry"):
+            averaged([{"w": torch.ones(2)}, other], [0.5, 0.5])
+
+
+@dataclass(frozen=True, kw_only=True)
 class AtOnce(FedAvg):
     """FedAvg that is given all updates at once, because it says nothing of one after the other."""
 
@@ -111,6 +152,16 @@ class AtOnce(FedAvg):
         self, updates: Mapping[str, Update], *, scores: Mapping[str, Scores], model: GlobalModel, server: State
     ) -> tuple[GlobalModel, State]:
         assert all("model" in update.artifacts for update in updates.values())
+        return super().aggregate(updates, scores=scores, model=model, server=server)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneDeviatesAtOnce(OneDeviates):
+    """The same, given to the server all at once."""
+
+    def aggregate(
+        self, updates: Mapping[str, Update], *, scores: Mapping[str, Scores], model: GlobalModel, server: State
+    ) -> tuple[GlobalModel, State]:
         return super().aggregate(updates, scores=scores, model=model, server=server)
 
 

@@ -4,6 +4,7 @@ One request to all clients is one message stage, and everything that is broadcas
 round has as many stages as steps: share and fit, or fit and review, or all three. Flower's own aggregation and sampling
 are not used, because they accept whatever arrives."""
 
+import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -63,7 +64,7 @@ class GridEngine:
     def ask(self, step: Step, requests: Mapping[str, StepRequest]) -> tuple[Mapping[str, Reply], Mapping[str, str]]:
         """Run `step` on each named client; replies come in the order of the clients' numbers."""
         started = time.monotonic()
-        messages, models = [], dict[int, bytes]()
+        messages, models = [], dict[int, tuple[bytes, str]]()
         names = [name for name in self.clients() if name in requests]
         for name in names:
             messages.append(self._message(step, name, requests[name], models))
@@ -86,13 +87,14 @@ class GridEngine:
             self.on_stage(stage)
         return replies, failures
 
-    def _message(self, step: Step, name: str, request: StepRequest, models: dict[int, bytes]) -> Message:
+    def _message(self, step: Step, name: str, request: StepRequest, models: dict[int, tuple[bytes, str]]) -> Message:
         model, held = None, ""
         if request.model is not None:
             state = request.model.state
-            encoded = models.setdefault(id(state), b"") or state.encode()
-            models[id(state)] = encoded
-            held = state.sha256
+            if id(state) not in models:  # the requests hold every state, so that no other gets its id
+                encoded = state.encode()
+                models[id(state)] = (encoded, hashlib.sha256(encoded).hexdigest())
+            encoded, held = models[id(state)]
             if self.sent.get(name) != (request.clock.round, held):
                 model = encoded
             self.sent[name] = (request.clock.round, held)
