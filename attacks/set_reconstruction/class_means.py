@@ -121,7 +121,7 @@ class PrototypeReader:
         rows = torch.cat(blocks, dim=1).numpy()
         return ListEquations(
             candidates=rows, release=np.zeros(rows.shape[1]), noise=np.concatenate(noise), spread=rows.std(0),
-            covariance=lambda: np.cov(rows.T), images=min(size, len(rows)), complete=True,
+            images=min(size, len(rows)),
         )  # fmt: skip
 
     def independent(self, case: Case, rng: torch.Generator) -> Case:
