@@ -49,9 +49,9 @@ def cell(ratio: float, noise: float) -> dict[str, float]:
         known = ListEquations(
             candidates=table.numpy(), release=(table[inside].mean(0) + error).numpy(),
             noise=np.full(NUMBERS, max(noise, LEAST_NOISE) / members), spread=np.ones(NUMBERS),
-            covariance=lambda: np.eye(NUMBERS), images=members,
+            images=members,
         )  # fmt: skip
-        listed = known.solved(PRIOR, absent=0.0).believed()
+        listed = known.solved(PRIOR, absent=0).believed()
         right = int(listed[inside].sum())
         exact, hits = exact + (right == members), hits + right
     return {

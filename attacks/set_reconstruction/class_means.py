@@ -35,7 +35,8 @@ from fdgsec.threats.adversary import Knowledge, View
 from fdgsec.threats.attack import Case
 
 SIMULATED = 6
-"""Clients that the adversary trains on its own images of a domain, to learn the error of prototypes."""
+"""Clients that the adversary trains on its own images of a domain, to learn the error of prototypes: of as many images
+as the victim has, or all that the adversary has of the domain."""
 UNRELATED = 4
 """Clients of its images that it shows itself in the negative control."""
 ABSENT_CLASS = 1e-6
@@ -76,7 +77,7 @@ class PrototypeReader:
         differences, counts = list[Tensor](), list[int]()
         for number, images in enumerate(held, 1):
             sent = prototypes_of(view, f"client:{number}")
-            features = self.features(images, view, f"client:{number}")
+            features = self.features(images, view, f"client:{number}", size=len(images))
             for label, prototype in zip(sent.classes.tolist(), sent.features.double(), strict=True):
                 mine = images.labels == label
                 differences.append(prototype - features[mine].mean(0))
@@ -85,15 +86,17 @@ class PrototypeReader:
         mean = (weight * rows).sum(0) / weight.sum()
         return mean, fit_whitening((rows - mean) * weight.sqrt())
 
-    def features(self, images: DomainDataset, view: View, sender: str) -> Tensor:
-        """Mean features (n, d) float64 of `images` under the model that `sender` got and the one it sent back."""
+    def features(self, images: DomainDataset, view: View, sender: str, *, size: int) -> Tensor:
+        """Mean features (n, d) float64 of `images` under the model that `sender` got and the one it sent back.
+
+        `size` is the number of images that it trained on."""
         if self.knowledge.network is None:
             raise UsageError("prototypes are features of the target's network; the adversary does not know it.")
         plan, rng = self.knowledge.plan or TrainingPlan(), stream(0, "attack", "augmented features")
         fixed = plan.crop is None and plan.flip == 0 and plan.translate == 0
-        way, found = way_to_update(plan, self.size), list[Tensor]()
+        way, found = way_to_update(plan, size), list[Tensor]()
         sent, returned = received_by(view, sender), updated_by(view, sender)
-        one, batch = as_float(images.pixels(torch.arange(1))), min(plan.batch_size, self.size)
+        one, batch = as_float(images.pixels(torch.arange(1))), min(plan.batch_size, size)
         for state, weight in ((sent, 1 - way), (returned, way)):
             network, passes = self.knowledge.network(state.state), list[Tensor]()
             normalized_as_in_training(network, sent=sent, returned=returned, pixels=one, batch=batch)
@@ -109,8 +112,8 @@ class PrototypeReader:
         """The equations of the prototypes in `seen`: d of each class, and one that no other class has members."""
         assert case.candidates is not None  # `reader_of_prototypes` has looked
         sent, (bias, whiten) = prototypes_of(seen.views[0], seen.victim), self.error
-        features = self.features(case.candidates, seen.views[0], seen.victim)
         labels, size = case.candidates.labels, size_of(case)
+        features = self.features(case.candidates, seen.views[0], seen.victim, size=size)
         held = torch.isin(labels, sent.classes)
         blocks, noise = [(~held).double().unsqueeze(1)], [np.full(1, ABSENT_CLASS)]
         for label, prototype in zip(sent.classes.tolist(), sent.features.double(), strict=True):
@@ -121,7 +124,7 @@ class PrototypeReader:
         rows = torch.cat(blocks, dim=1).numpy()
         return ListEquations(
             candidates=rows, release=np.zeros(rows.shape[1]), noise=np.concatenate(noise), spread=rows.std(0),
-            covariance=lambda: np.cov(rows.T), images=min(size, len(rows)), complete=True,
+            images=min(size, len(rows)),
         )  # fmt: skip
 
     def independent(self, case: Case, rng: torch.Generator) -> Case:

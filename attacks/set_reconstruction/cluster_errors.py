@@ -110,7 +110,7 @@ def whitened_equations(candidates: Tensor, release: Tensor, covariance: Array, *
     white = solve_triangular(np.linalg.cholesky(covariance / np.outer(scale, scale)), both, lower=True)
     return ListEquations(
         candidates=white[:, :-1].T, release=white[:, -1], noise=np.ones(len(white)), spread=white[:, :-1].std(1),
-        covariance=lambda: np.cov(white[:, :-1]), images=images, complete=True,
+        images=images,
     )  # fmt: skip
 
 

@@ -72,7 +72,7 @@ class ClusterReader:
 
     def _nearly(self, near: NearlyEqual, case: Case, seen: Case) -> MemberPosterior:
         known = near.equations(case, seen)
-        return known.solved(best_prior(known, child(self.rng, "prior", size_of(case))), absent=0.0)
+        return known.solved(best_prior(known, child(self.rng, "prior", size_of(case))))
 
     def _nearer(self, near: NearlyEqual, case: Case) -> bool:
         """Whether means over images rank better in galleries of the adversary's images like that of `case`."""

@@ -67,7 +67,7 @@ class GroupReader:
         rows = self._rows(candidates_of(case))
         solved = [self._group(rows, group) for group in groups]
         listed = sum(group.size for group in groups)
-        return MemberPosterior(weights=np.max([found.weights for found in solved], axis=0), listed=listed, absent=0.0)
+        return MemberPosterior(weights=np.max([found.weights for found in solved], axis=0), listed=listed)
 
     def _groups(self, sent: Tensor) -> list["Group"]:
         """The groups among the rows (R, D) that were sent."""
@@ -103,7 +103,7 @@ class GroupReader:
         placed, release, images = (((part - center) / scale)[..., varies].numpy() for part in (rows, group.mean, own))
         known = ListEquations(
             candidates=placed, release=release, noise=(group.error / scale)[varies].clamp_min(LEAST_NOISE).numpy(),
-            spread=images.std(0), covariance=lambda: np.cov(images.T), images=group.size, complete=True,
+            spread=images.std(0), images=group.size,
         )  # fmt: skip
         return listed_weights(known) or known.solved(best_prior(known, child(self.rng, "prior", group.size)))
 

@@ -115,8 +115,7 @@ class GradientReader:
         error = max(self.error, LEAST_NOISE)
         return ListEquations(
             candidates=placed, release=((sent - center) / scale)[varies].numpy(),
-            noise=np.full(placed.shape[1], error), spread=placed.std(0), covariance=lambda: np.cov(placed.T),
-            images=min(self.size, len(placed)), complete=True,
+            noise=np.full(placed.shape[1], error), spread=placed.std(0), images=min(self.size, len(placed)),
         )  # fmt: skip
 
     def solved(self, case: Case, seen: Case) -> MemberPosterior:

@@ -5,7 +5,9 @@ which m are no candidates, and errors e of rounding and of a defense,
 
     n (r - c) = sum_i w_i (t_i - c) + sum over the m others of (t - c) + n e,    w_i in {0, 1},    sum_i w_i = n - m,
 
-where c is the mean of public images. The others are unknown draws from the public images' population."""
+where c is the mean of public images. The others are unknown draws from the population of candidates and public images
+(fdgsec.attacks.set_reconstruction.absent_members); how many they are is the number under which the release is
+likeliest."""
 
 import math
 from collections.abc import Callable
@@ -15,14 +17,16 @@ from functools import cached_property
 import numpy as np
 import torch
 from scipy.linalg import cho_factor, cho_solve, solve_triangular
+from scipy.optimize import minimize_scalar
 from torch import Tensor
 
+from fdgsec.attacks.set_reconstruction.absent_members import ImageDistribution, distribution_of, standardized
 from fdgsec.attacks.set_reconstruction.box_least_squares import Array, box_least_squares
 from fdgsec.attacks.statistics.domain_populations import Population
 from fdgsec.metrics.roc import auc
 
-ABSENT = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9)
-"""Shares of the members that may be no candidates, of which the likeliest is taken."""
+NEAREST = 0.005
+"""Of the members: how exactly the likeliest number of absent ones is sought."""
 COUNTED = 1e-3
 """Standard deviation of the number of listed members, where that is known."""
 EXPLAINED = 3.0
@@ -40,21 +44,20 @@ class ListEquations:
     """The equations of one release: `candidates` (G, D) and `release` (D,) of t, and the `noise` (D,) of the latter.
 
     All are about the mean of public images, and in units of each coordinate; `spread` (D,) is the standard deviation
-    of images in them, and `covariance` computes their covariance (D, D). `complete` is whether all members are known to
-    be candidates."""
+    of images in them. `population` finds what members are like that are no candidates; None: there are none."""
 
     candidates: Array
     release: Array
     noise: Array
     spread: Array
-    covariance: Callable[[], Array]
     images: int
-    complete: bool = False
+    population: Callable[[], ImageDistribution] | None = None
 
     @cached_property
-    def others(self) -> Array:
-        """The covariance (D, D) of images."""
-        return self.covariance()
+    def _others(self) -> ImageDistribution:
+        """What members are like that are no candidates."""
+        assert self.population is not None  # else no members are absent
+        return self.population()
 
     @cached_property
     def _scatter(self) -> Array:
@@ -63,20 +66,19 @@ class ListEquations:
         scatter: Array = around.T @ around
         return scatter
 
-    def solved(self, prior: float, *, absent: float | None = None) -> "MemberPosterior":
-        """The weights of candidates where the share `absent` of the members is no candidate; None: the likeliest.
+    def solved(self, prior: float, *, absent: int | None = None) -> "MemberPosterior":
+        """The weights of candidates where `absent` members are no candidates; None: the likeliest number.
 
         That is none of them where the list that follows has the release as its mean, up to its error, and other lists
         have not. `prior` weighs the prior's pull of each w toward the share of members among candidates."""
-        if absent is None and self.complete:
-            absent = 0.0
+        if absent is None and self.population is None:
+            absent = 0
         if absent is None:
-            complete = self.solved(prior, absent=0.0) if self.telling() else None
+            complete = self.solved(prior, absent=0) if self.telling() else None
             if complete is not None and self.explained(complete):
                 return complete
-            evidence = {share: self._evidence(share) for share in ABSENT}
-            absent = max(evidence, key=lambda share: evidence[share])
-        listed = self.images * (1 - absent)
+            absent = self.likeliest_absent()
+        listed = self.images - absent
         share = listed / len(self.candidates)
         if share >= 1:
             return MemberPosterior(weights=np.ones(len(self.candidates)), listed=len(self.candidates), absent=absent)
@@ -86,7 +88,18 @@ class ListEquations:
             matrix = np.concatenate([matrix, np.full((1, len(self.candidates)), 1 / COUNTED)])
             values = np.append(values, self.images / COUNTED)
         weights = box_least_squares(matrix, values, ridge=prior / (share * (1 - share)), toward=share)
-        return MemberPosterior(weights=weights, listed=round(listed), absent=absent)
+        return MemberPosterior(weights=weights, listed=listed, absent=absent)
+
+    def likeliest_absent(self) -> int:
+        """The number of members that are no candidates under which the release is likeliest."""
+        least, most = max(0, self.images - len(self.candidates)), self.images - 1
+        if least >= most:
+            return most
+        found = minimize_scalar(
+            lambda count: -self._evidence(count), bounds=(least, most), method="bounded",
+            options={"xatol": max(0.5, NEAREST * self.images)},
+        )  # fmt: skip
+        return max((least, round(found.x)), key=self._evidence)
 
     def telling(self) -> bool:
         """Whether a release is precise enough that the mean over other images is not taken for it."""
@@ -106,27 +119,34 @@ class ListEquations:
         off = (self.candidates[chosen].mean(0) - self.release) / self.noise
         return float(np.sqrt(np.mean(off**2))) <= EXPLAINED
 
-    def whitened(self, absent: float) -> tuple[Array, Array]:
-        """Candidates (G, D) and n times the release, in coordinates in which the error is white."""
+    def whitened(self, absent: int) -> tuple[Array, Array]:
+        """Candidates (G, D) and n times the release, less what `absent` members are expected to add to it, in
+        coordinates in which the error is white."""
         sums, target = self.candidates, self.images * self.release
         if absent == 0:
             return sums / (self.images * self.noise), target / (self.images * self.noise)
-        factor = np.linalg.cholesky(self._error(absent))
-        both = solve_triangular(factor, np.column_stack([sums.T, target]), lower=True)
+        expected, covariance = self._error(absent)
+        factor = np.linalg.cholesky(covariance)
+        both = solve_triangular(factor, np.column_stack([sums.T, target - expected]), lower=True)
         return both[:, :-1].T, both[:, -1]
 
-    def _error(self, absent: float) -> Array:
-        """The covariance (D, D) of rounding, defense and members that are no candidates."""
-        return np.diag((self.images * self.noise) ** 2) + absent * self.images * self.others
+    def _error(self, absent: float) -> tuple[Array, Array]:
+        """The mean (D,) and covariance (D, D) of rounding, defense and members that are no candidates."""
+        noise = np.diag((self.images * self.noise) ** 2)
+        if absent == 0:
+            return np.zeros(len(noise)), noise
+        expected, covariance = self._others.sum_of(absent)
+        return expected, noise + covariance
 
     def _evidence(self, absent: float) -> float:
-        """The log density of the release where this share of the members is absent and the others are any candidates.
+        """The log density of the release where so many members are absent and the others are any of the candidates.
 
-        Weights are taken as Gaussian, with the mean and variance that they have."""
-        listed = self.images * (1 - absent)
-        share = min(listed / len(self.candidates), 1.0)
-        covariance = self._error(absent) + share * (1 - share) * self._scatter
-        off = self.images * self.release - listed * self.candidates.mean(0)
+        The sum over candidates is taken as Gaussian, with the mean and variance of one over so many of them."""
+        count, listed = len(self.candidates), self.images - absent
+        share = min(listed / count, 1.0)
+        expected, covariance = self._error(absent)
+        covariance = covariance + share * (1 - share) * count / max(count - 1, 1) * self._scatter
+        off = self.images * self.release - listed * self.candidates.mean(0) - expected
         factor = cho_factor(covariance + 1e-12 * np.diag(covariance.diagonal()), lower=True)
         spread = 2 * float(np.log(factor[0].diagonal()).sum())
         return -0.5 * float(off @ cho_solve(factor, off)) - 0.5 * spread
@@ -134,11 +154,11 @@ class ListEquations:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MemberPosterior:
-    """For each candidate a weight in [0, 1], (G,); how many are `listed`, and the `absent` share of the members."""
+    """For each candidate a weight in [0, 1], (G,); how many are `listed`, and how many members are `absent`."""
 
     weights: Array
     listed: int
-    absent: float
+    absent: int = 0
 
     def scores(self) -> Tensor:
         """The weights, (G,) float64."""
@@ -160,12 +180,17 @@ def list_equations(
     whiten = population.whiten
     scale = whiten.scale
     varies = candidates.std(0) > 1e-6 * scale
-    centered = ((candidates - whiten.center) / scale)[:, varies]
-    covariance = whiten.covariance()[varies][:, varies].numpy()
+    centered = ((candidates - whiten.center) / scale)[:, varies].numpy()
+
+    def others() -> ImageDistribution:
+        reference = ((population.reference - whiten.center) / scale)[:, varies].numpy()
+        related = [standardized(part[:, varies].double().numpy()) for part in population.others]
+        return distribution_of(np.concatenate([centered, reference]), related)
+
     return ListEquations(
-        candidates=centered.numpy(), release=((release - whiten.center) / scale)[varies].numpy(),
+        candidates=centered, release=((release - whiten.center) / scale)[varies].numpy(),
         noise=(noise / scale)[varies].clamp_min(LEAST_NOISE).numpy(),
-        spread=np.sqrt(covariance.diagonal()), covariance=lambda: covariance, images=images,
+        spread=whiten.covariance().diagonal().sqrt()[varies].numpy(), images=images, population=others,
     )  # fmt: skip
 
 
@@ -174,7 +199,7 @@ def best_prior(known: ListEquations, rng: torch.Generator) -> float:
     drawn, members = rehearsed(known, rng)
     areas = {}
     for prior in PRIORS:
-        scores = drawn.solved(prior, absent=0.0).scores()
+        scores = drawn.solved(prior, absent=0).scores()
         areas[prior] = auc(scores[members], scores[~members])
         if areas[prior] == 1.0:  # no other weight finds it better
             return prior

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from scipy.stats import chi2
 
-from fdgsec.attacks.set_reconstruction.expectation_propagation import Marginals, propagated
+from fdgsec.attacks.set_reconstruction.expectation_propagation import propagated
 from fdgsec.attacks.set_reconstruction.list_equations import (
     ListEquations,
     MemberPosterior,
@@ -20,6 +20,8 @@ from fdgsec.attacks.set_reconstruction.list_equations import (
 from fdgsec.metrics.roc import auc
 from fdgsec.runtime.random_streams import child
 
+LEVELS = np.array([0.0, 1.0])
+"""A candidate is no member, or one."""
 DAMPINGS = (0.5, 0.2, 0.1)
 """Tried in this order, until a list leaves the residual that errors leave."""
 COUNTED = 0.5
@@ -62,18 +64,25 @@ class ListSolver:
 
     def solved(self, known: ListEquations) -> MemberPosterior:
         """The members: those of the box where its list is the only one that explains the release; those of expectation
-        propagation where its list is, or, if none is absent, where its marginals rank better."""
+        propagation where its list is, where members are absent, or where its marginals rank better."""
         within = known.solved(self.prior)
-        if known.images >= len(known.candidates) or _work(known) > MOST_WORK:
+        if within.listed >= len(known.candidates) or _work(known) > MOST_WORK:
             return within
         explained = within.absent == 0 and known.telling() and known.explained(within)
         if explained and known.told_apart():
             return within
-        if within.absent > 0 and not self.rehearsal.exact:
-            return within
-        found = propagated_list(known, DAMPINGS if within.absent == 0 and self.rehearsal.exact else DAMPINGS[:1])
-        better = self.rehearsal.better and within.absent == 0 and not explained
+        if within.absent > 0:
+            return self._only_list(known) or propagated_part(known, within.absent)
+        found = propagated_list(known, DAMPINGS if self.rehearsal.exact else DAMPINGS[:1])
+        better = self.rehearsal.better and not explained
         return found.posterior if found.only or better else within
+
+    def _only_list(self, known: ListEquations) -> MemberPosterior | None:
+        """The list of all members that explains the release, if no other does, although some are taken for absent."""
+        if known.images >= len(known.candidates) or not self.rehearsal.exact:
+            return None
+        found = propagated_list(known, DAMPINGS[:1])
+        return found.posterior if found.only else None
 
     @cached_property
     def rehearsal(self) -> Rehearsal:
@@ -81,7 +90,7 @@ class ListSolver:
         gain, exact = 0.0, False
         for number in range(math.ceil(REHEARSED / len(self.like.candidates))):
             drawn, members = rehearsed(self.like, child(self.rng, "rehearsal", number))
-            found, within = propagated_list(drawn, DAMPINGS), drawn.solved(self.prior, absent=0.0)
+            found, within = propagated_list(drawn, DAMPINGS), drawn.solved(self.prior, absent=0)
             better, worse = (auc(one.scores()[members], one.scores()[~members]) for one in (found.posterior, within))
             gain, exact = gain + better - worse, exact or found.only
         return Rehearsal(exact=exact, better=gain > 0)
@@ -97,16 +106,14 @@ def propagated_list(known: ListEquations, dampings: Sequence[float]) -> Propagat
 
     That is one of chi-square's with as many degrees of freedom as there are numbers, but for one time in a million.
     Without any, the smallest residual's."""
-    rows, target = known.whitened(0.0)
+    rows, target = known.whitened(0)
     count, bound = len(rows), float(chi2.isf(BY_CHANCE, len(target)))
     matrix = np.concatenate([rows.T, np.full((1, count), 1 / COUNTED)])
     values, share = np.append(target, known.images / COUNTED), known.images / count
     best, least = None, math.inf
     for damping in dampings:
-        found = propagated(
-            matrix, values, levels=np.array([0.0, 1.0]), shares=np.array([1 - share, share]), damping=damping
-        )
-        posterior = _posterior(known, found)
+        found = propagated(matrix, values, levels=LEVELS, shares=np.array([1 - share, share]), damping=damping)
+        posterior = MemberPosterior(weights=found.members, listed=known.images)
         left = float(np.square(target - posterior.believed().numpy() @ rows).sum())
         if left <= bound:
             return Propagated(posterior=posterior, only=found.doubtful < DOUBTFUL)
@@ -116,8 +123,15 @@ def propagated_list(known: ListEquations, dampings: Sequence[float]) -> Propagat
     return Propagated(posterior=best, only=False)
 
 
-def _posterior(known: ListEquations, found: Marginals) -> MemberPosterior:
-    return MemberPosterior(weights=found.members, listed=known.images, absent=0.0)
+def propagated_part(known: ListEquations, absent: int) -> MemberPosterior:
+    """The marginals of memberships where about `absent` members are no candidates.
+
+    How many candidates are members is what their marginals add up to, which tells more than the release's size."""
+    rows, target = known.whitened(absent)
+    share = (known.images - absent) / len(rows)
+    found = propagated(rows.T, target, levels=LEVELS, shares=np.array([1 - share, share])).members
+    listed = min(max(round(float(found.sum())), 1), known.images, len(rows))
+    return MemberPosterior(weights=found, listed=listed, absent=known.images - listed)
 
 
 def _work(known: ListEquations) -> float:

@@ -104,9 +104,7 @@ class PartitionRefinement:
         verified = lists.explained_by(best, VERIFIED)
         ranks = best.members[0].double() if verified else kept.members.double().mean(0)
         weights = (2 * ranks + base) / 3
-        return Refined(
-            posterior=MemberPosterior(weights=weights.numpy(), listed=size_of(case), absent=0.0), verified=verified
-        )
+        return Refined(posterior=MemberPosterior(weights=weights.numpy(), listed=size_of(case)), verified=verified)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -27,7 +27,7 @@ def solved_change(
     if weights is None:
         weights = _likely(rows, known.release / known.noise, added, dropped)
     listed = added if asks == "added" else dropped
-    return MemberPosterior(weights=weights if asks == "added" else -weights, listed=listed, absent=0.0)
+    return MemberPosterior(weights=weights if asks == "added" else -weights, listed=listed)
 
 
 def _sparse(rows: Array, target: Array, added: int, dropped: int) -> Array | None:

@@ -60,7 +60,7 @@ def _variance(known: ListEquations) -> float:
 
 
 def _posterior(known: ListEquations, weights: Array) -> MemberPosterior:
-    return MemberPosterior(weights=known.images * weights, listed=known.images, absent=0.0)
+    return MemberPosterior(weights=known.images * weights, listed=known.images)
 
 
 def _equations(known: ListEquations) -> tuple[Array, Array]:

@@ -125,7 +125,7 @@ def explaining_list(known: ListEquations, weights: Array) -> MemberPosterior | N
 
     The release need not tell the number exactly beforehand: it is the one at which the mean fits."""
     images = nearest_length(known, weights)
-    counted, found = replace(known, images=images), MemberPosterior(weights=weights, listed=images, absent=0.0)
+    counted, found = replace(known, images=images), MemberPosterior(weights=weights, listed=images)
     return found if images < len(weights) and counted.telling() and counted.explained(found) else None
 
 
@@ -172,5 +172,5 @@ def equal_weights(known: ListEquations) -> MemberPosterior | None:
     if not 1 <= images < min(matrix.shape):
         return None
     counted = replace(known, images=images)
-    found = MemberPosterior(weights=images * weights, listed=images, absent=0.0)
+    found = MemberPosterior(weights=images * weights, listed=images)
     return found if counted.telling() and counted.explained(found) else None

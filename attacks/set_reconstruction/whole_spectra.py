@@ -18,6 +18,7 @@ from scipy.linalg import solve_triangular
 from scipy.linalg.lapack import dpstrf
 from torch import Tensor
 
+from fdgsec.attacks.set_reconstruction.absent_members import ImageDistribution
 from fdgsec.attacks.set_reconstruction.box_least_squares import Array
 from fdgsec.attacks.set_reconstruction.list_equations import LEAST_NOISE, ListEquations
 from fdgsec.attacks.statistics.domain_populations import images_of, populations_of
@@ -116,9 +117,15 @@ class SpectraTable:
         basis = np.linalg.qr(span.coordinates[mine].T)[0]  # of the span of this gallery, in that of all
         placed = span.coordinates[mine[:shown]] @ basis
         seen = span.projected(((release - span.center) / span.error).unsqueeze(1))[:, 0] @ basis
+
+        def others() -> ImageDistribution:
+            mean = (span.coordinates[mine] @ basis).mean(0)
+            covariance = basis.T @ self._covariance(number) @ basis
+            return ImageDistribution(mean=mean, covariance=covariance, images=len(mine))
+
         return ListEquations(
             candidates=placed, release=seen, noise=np.full(placed.shape[1], factor), spread=placed.std(0),
-            covariance=lambda: basis.T @ self._covariance(number) @ basis, images=images,
+            images=images, population=others,
         )  # fmt: skip
 
     def _span(self, noise: Tensor) -> tuple[int, float]:

@@ -282,10 +282,9 @@ def test_a_client_that_holds_every_candidate_is_a_list_of_all():
         release=np.full(3, 1 / 3),
         noise=np.full(3, 1e-6),
         spread=np.ones(3),
-        covariance=lambda: np.eye(3),
         images=3,
     )
-    found = equations.solved(1.0, absent=0.0)
+    found = equations.solved(1.0, absent=0)
     assert found.believed().all()
 
 

@@ -108,7 +108,7 @@ def test_the_number_of_images_follows_from_a_mean_that_its_list_explains():
     members = np.arange(300) < 70
     known = ListEquations(
         candidates=candidates, release=candidates[members].mean(0), noise=np.full(120, 1e-6), spread=np.ones(120),
-        covariance=lambda: np.eye(120), images=150,
+        images=150,
     )  # fmt: skip
 
     assert abs(likeliest_size(known) - 70) <= 15  # about 120 squares tell a variance to 13%

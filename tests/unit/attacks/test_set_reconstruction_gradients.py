@@ -130,7 +130,7 @@ def test_known_weights_of_batches_name_lists_that_unknown_ones_leave_open(roles:
     rows, weights = rng.standard_normal((80, 60)), np.r_[np.full(48, 1 / 56), np.full(2, 1 / 14), np.zeros(30)]
     known = ListEquations(
         candidates=rows, release=weights @ rows, noise=np.full(60, 1e-7), spread=np.ones(60),
-        covariance=lambda: np.eye(60), images=50, complete=True,
+        images=50,
     )  # fmt: skip
     assert listed_weights(known) is None
     found = reader.propagated(known)

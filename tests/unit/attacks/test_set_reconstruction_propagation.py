@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from fdgsec.attacks.set_reconstruction.absent_members import distribution_of
 from fdgsec.attacks.set_reconstruction.box_least_squares import Array
 from fdgsec.attacks.set_reconstruction.expectation_propagation import propagated
 from fdgsec.attacks.set_reconstruction.list_equations import ListEquations
@@ -58,7 +59,8 @@ def images_of(*, images: int, noise: float, decay: float = 1.0, seed: int = 0, m
     mean = records[:images].mean(0) if members else records[100:].mean(0)
     return ListEquations(
         candidates=records[:100], release=mean + noise / images * rng.standard_normal(60),
-        noise=np.full(60, noise / images), spread=records.std(0), covariance=lambda: np.cov(records.T), images=images,
+        noise=np.full(60, noise / images), spread=records.std(0), images=images,
+        population=lambda: distribution_of(records),
     )  # fmt: skip
 
 
@@ -88,8 +90,9 @@ def test_a_list_whose_residual_is_not_that_of_errors_is_not_believed():
 def test_steps_that_run_away_leave_the_weights_within_bounds():
     """Almost exact means of others, in numbers whose spreads differ by four orders: no combination of candidates fits.
 
-    The box, which finds the adversary's own lists as well, is taken with its weights."""
-    known = images_of(images=20, noise=1e-4, decay=4.0, members=False)
+    All members are known to be candidates. The box, which finds the adversary's own lists as well, is taken with its
+    weights."""
+    known = replace(images_of(images=20, noise=1e-4, decay=4.0, members=False), population=None)
     solver = list_solver(known, stream(0, "attack"))
     away = propagated_list(known, DAMPINGS)
 
@@ -111,11 +114,11 @@ def test_an_adversary_rehearses_which_solution_ranks_better():
     assert (clear.exact, clear.better) == (True, False)
 
 
-def test_a_gallery_with_no_more_candidates_than_members_is_left_to_the_bounds():
-    """Some members must be absent, or all candidates are members: memberships have no prior of 0 or 1."""
-    known = replace(images_of(images=50, noise=3.0), images=100)
+def test_a_gallery_in_which_all_candidates_are_members_is_left_to_the_bounds():
+    """Memberships have no prior of 0 or 1."""
+    known = replace(images_of(images=50, noise=3.0), images=100, population=None)
     solver = list_solver(known, stream(0, "attack"))
-    assert np.array_equal(solver.solved(known).weights, known.solved(solver.prior).weights)
+    assert solver.solved(known).weights.tolist() == [1.0] * 100
 
 
 def test_where_several_lists_explain_a_release_none_is_the_only_one():

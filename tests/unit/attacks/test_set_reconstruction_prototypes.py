@@ -9,6 +9,7 @@ from scipy.optimize import lsq_linear
 
 from fdgsec.attacks.set_reconstruction.attack import SetReconstruction
 from fdgsec.attacks.set_reconstruction.class_means import prototypes_of, reader_of_prototypes, way_to_update
+from fdgsec.attacks.statistics.domain_populations import images_of
 from fdgsec.data.domains import as_float
 from fdgsec.data.roles import Roles
 from fdgsec.experiments.simulated_runs.challenger import Challenger
@@ -135,6 +136,20 @@ def test_candidates_of_a_class_that_was_not_sent_are_no_members(roles: Roles):
     known = reader_of_prototypes([case], knowing(challenger), stream(0, "attack")).equations(case, seen)
     found = known.solved(0.1)
     assert float(found.scores()[case.candidates.labels == sent.classes[0]].max()) < 0.01
+
+
+def test_clients_larger_than_the_adversarys_images_are_learned_from_clients_of_all_of_these(roles: Roles):
+    """One step on them has no error: their features are those of one step, not of as many as a larger client takes."""
+    challenger = trained(roles)
+    case, _ = challenger.cases(QUESTION)[0]
+    reader = reader_of_prototypes([case], knowing(challenger), stream(0, "attack"))
+    assert len(images_of(reader.knowledge, reader.domain)) <= STEP.batch_size
+
+    error, _ = replace(reader, size=10 * STEP.batch_size).error
+
+    assert case.candidates is not None
+    spread = reader.features(case.candidates, case.views[0], case.victim, size=28).std(0)
+    assert float((error.abs() / spread.clamp_min(1e-3 * float(spread.max()))).max()) < 0.01
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,10 @@ def test_the_covariance_in_the_span_is_the_projected_one():
     whiten = populations_of(["planted"], made.knowledge)["planted"].whiten
     stretch = (whiten.scale / noise).numpy()
     covariance = basis.T @ (stretch[:, None] * whiten.covariance().numpy() * stretch) @ basis
-    np.testing.assert_allclose(np.linalg.eigvalsh(found.others), np.linalg.eigvalsh(covariance), rtol=1e-5)
+    assert found.population is not None
+    others = found.population()
+    np.testing.assert_allclose(np.linalg.eigvalsh(others.covariance), np.linalg.eigvalsh(covariance), rtol=1e-5)
+    assert others.images == len(rows)
 
 
 def test_one_span_serves_errors_that_differ_by_a_factor_and_no_others():

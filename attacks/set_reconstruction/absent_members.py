@@ -1,0 +1,87 @@
+"""Members that are no candidates: what their sum is like, judged by the images that the adversary has.
+
+The share of members that are absent is read from the size of what candidates leave unexplained, in coordinates in which
+absent images are white. A covariance that is shrunk toward the identity (Ledoit and Wolf 2004) is of no use there: it
+overestimates the smallest variances, those of the directions that tell most, and as much too few members are taken for
+absent. Here the variance along each principal component is that of images which the component was not found with
+(Bartz, "Cross-validation based Nonlinear Shrinkage", 2016, https://arxiv.org/abs/1611.00798)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.isotonic import isotonic_regression
+
+from fdgsec.attacks.set_reconstruction.box_least_squares import Array
+
+FOLDS = 5
+"""Parts of the images, each of which measures the variances along the principal components of the others."""
+RELATED = 0.3
+"""Weight of an image of another domain in the principal components, where one of the own domain weighs 1."""
+LEAST_VARIANCE = 1e-12
+"""Of the largest: keeps a covariance positive definite where images do not vary in some direction."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ImageDistribution:
+    """The `mean` (D,) and `covariance` (D, D) of a domain's images, of which `images` have told the mean."""
+
+    mean: Array
+    covariance: Array
+    images: int
+
+    def sum_of(self, count: float) -> tuple[Array, Array]:
+        """The mean (D,) and covariance (D, D) of the sum over `count` further images.
+
+        The error of the estimated mean counts `count` times."""
+        return count * self.mean, (count + count**2 / self.images) * self.covariance
+
+
+def distribution_of(images: Array, related: Sequence[Array] = ()) -> ImageDistribution:
+    """The distribution that `images` (n, D) are drawn from, in an order that says nothing, with n of 2 or more.
+
+    Principal components are those of `images` and of `related` ones (m, D), of other domains, about their means and in
+    the same units. The variances are those of `images` alone, and fall from the first component to the last."""
+    count, dimension = images.shape
+    folds = min(FOLDS, count)
+    fold, squares = np.arange(count) % folds, np.zeros(dimension)
+    for number in range(folds):
+        seen, left_out = images[fold != number], images[fold == number]
+        off = left_out - seen.mean(0)
+        squares += _squares_along(_components(seen, related), off) / (1 + 1 / len(seen))
+    variances = np.asarray(isotonic_regression(squares / count, increasing=False), dtype=np.float64)
+    variances = variances.clip(LEAST_VARIANCE * variances[:1])
+    components = _components(images, related)
+    along, across = variances[: components.shape[1]], variances[components.shape[1] :]
+    floor = float(across.mean()) if len(across) else 0.0
+    covariance: Array = (components * (along - floor)) @ components.T
+    covariance[np.diag_indices(dimension)] += floor
+    return ImageDistribution(mean=images.mean(0), covariance=covariance, images=count)
+
+
+def standardized(records: Array) -> Array:
+    """Records (n, D) about their mean, in units of their standard deviations; zero where nothing varies."""
+    spread = records.std(0)
+    varies: npt.NDArray[np.bool_] = spread > 0
+    found: Array = np.where(varies, records - records.mean(0), 0.0) / np.where(varies, spread, 1.0)
+    return found
+
+
+def _components(images: Array, related: Sequence[Array]) -> Array:
+    """The principal components (D, k) of images about their mean and of `related` ones, the first one first; k <= D."""
+    rows = np.concatenate([images - images.mean(0), *(RELATED**0.5 * part for part in related)])
+    if len(rows) < rows.shape[1]:
+        found: Array = np.linalg.svd(rows, full_matrices=False)[2].T
+        return found
+    components: Array = np.linalg.eigh(rows.T @ rows)[1][:, ::-1]
+    return components
+
+
+def _squares_along(components: Array, rows: Array) -> Array:
+    """The sum over rows (n, D) of squares along each of the components (D, k), and of what is left in each direction
+    across them, (D,)."""
+    dimension, count = components.shape
+    along = np.square(rows @ components).sum(0)
+    across = max(float(np.square(rows).sum() - along.sum()), 0.0) / max(dimension - count, 1)
+    return np.append(along, np.full(dimension - count, across))
