@@ -69,7 +69,7 @@ def report_schema() -> dict[str, Any]:
     return parse_json_object(source("report.schema.json"), source="report.schema.json")
 
 
-def _check_schema(document: object) -> None:
+def _check_schema(document: Mapping[str, Any]) -> None:
     """Raise ValueError, naming the place, for what the published schema refuses."""
     from jsonschema import Draft202012Validator  # a tenth of a second, which commands that read no report do not need
     from jsonschema.exceptions import best_match
