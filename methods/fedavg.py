@@ -62,11 +62,8 @@ def averaged(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -
 
 
 def _forms(state: Mapping[str, Tensor]) -> dict[str, str]:
-    """Shape and sort of number of every entry, in words. A policy or filter may have changed the precision."""
-    return {
-        name: f"{'floats' if value.is_floating_point() else 'integers'} of shape {tuple(value.shape)}"
-        for name, value in state.items()
-    }
+    """Shape of every entry, in words. A policy or filter may have changed the number format, of counters as well."""
+    return {name: f"numbers of shape {tuple(value.shape)}" for name, value in state.items()}
 
 
 def _difference(state: Mapping[str, Tensor], expected: Mapping[str, str], origin: str) -> str:

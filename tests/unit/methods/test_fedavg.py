@@ -129,7 +129,7 @@ class OneDeviates(FedAvg):
 @pytest.mark.parametrize("recode", [False, True])
 @pytest.mark.parametrize(
     ("deviation", "said"),
-    [("missing", "is missing"), ("broadcast", "holds floats of shape"), ("extra", "not expected")],
+    [("missing", "is missing"), ("broadcast", "holds numbers of shape"), ("extra", "not expected")],
 )
 def test_an_update_of_another_form_is_the_failure_of_its_client(method: str, recode: bool, deviation: str, said: str):
     chosen = OneDeviates(deviation=deviation) if method == "streamed" else OneDeviatesAtOnce(deviation=deviation)
