@@ -137,7 +137,8 @@ def no_recognizer(knowledge: Knowledge) -> str:
 def frequent(labels: Tensor) -> Tensor:
     """Which rows are of a class with enough of them for cross-validation, (N,) bool."""
     _, place, counts = torch.unique(labels, return_inverse=True, return_counts=True)
-    return counts[place] >= LEAST_PER_CLASS
+    enough: Tensor = counts[place] >= LEAST_PER_CLASS
+    return enough
 
 
 def trainable(labels: Tensor) -> bool:

@@ -40,7 +40,10 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
-_LITE_MEAN, _LITE_STD = (127 / 255,) * 3, (128 / 255,) * 3  # TensorFlow's (x - 127) / 128 on the scale of 0 to 255
+_LITE_MEAN, _LITE_STD = (
+    (127 / 255, 127 / 255, 127 / 255),
+    (128 / 255, 128 / 255, 128 / 255),
+)  # TensorFlow's (x - 127) / 128 on the scale of 0 to 255
 
 
 class Normalization(nn.Module):
@@ -234,13 +237,7 @@ def _tiny() -> nn.Sequential:
 def _initialize(backbone: str, module: nn.Module, rng: torch.Generator) -> None:
     """Draw the own parameters of `module` from `rng`, as torchvision's constructor of `backbone` does."""
     if isinstance(module, nn.BatchNorm2d | nn.GroupNorm | FrozenBatchNorm2d):
-        init.ones_(module.weight)
-        init.zeros_(module.bias)
-        if isinstance(module, FrozenBatchNorm2d):
-            init.zeros_(module.running_mean)
-            init.ones_(module.running_var)
-        if isinstance(module, nn.BatchNorm2d):
-            module.reset_running_stats()
+        _initialize_norm(module)
     elif isinstance(module, nn.Conv2d):
         if backbone == "squeezenet1_0":
             init.kaiming_uniform_(module.weight, generator=rng)
@@ -262,6 +259,12 @@ def _initialize(backbone: str, module: nn.Module, rng: torch.Generator) -> None:
             init.zeros_(module.bias)
     else:
         assert not list(module.parameters(recurse=False)), f"no law for {type(module).__name__}"
+
+
+def _initialize_norm(module: nn.Module) -> None:
+    """Make a norm the map that changes nothing, with weights of 1 and biases of 0."""
+    for name, values in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+        values.data.fill_(1 if name in ("weight", "running_var") else 0)
 
 
 Parts = tuple[nn.Sequential, nn.Sequential, int]  # body, neck, width of the features

@@ -60,5 +60,5 @@ def without_batch_norm(network: nn.Module, *, frozen: bool = False) -> None:
 
 def _replacement(norm: nn.BatchNorm2d, *, frozen: bool) -> nn.Module:
     if frozen:
-        return FrozenBatchNorm2d(norm.num_features, eps=norm.eps)
+        return cast(nn.Module, FrozenBatchNorm2d(norm.num_features, eps=norm.eps))
     return nn.GroupNorm(math.gcd(32, norm.num_features), norm.num_features, eps=norm.eps)
