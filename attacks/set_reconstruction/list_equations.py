@@ -91,7 +91,9 @@ class ListEquations:
         return MemberPosterior(weights=weights, listed=listed, absent=absent)
 
     def likeliest_absent(self) -> int:
-        """The number of members that are no candidates under which the release is likeliest."""
+        """The number of members that are no candidates under which the release is likeliest, by a bounded local search.
+
+        It ends within NEAREST of the members of a maximum, which need not be the only one."""
         least, most = max(0, self.images - len(self.candidates)), self.images - 1
         if least >= most:
             return most

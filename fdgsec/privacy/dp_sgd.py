@@ -169,6 +169,8 @@ class PrivateTrainer:
         check_trainable(model, plan, [*beside])
         drawing = self.secret.child("views", len(self._spent)).generator()
         device, precision = prepare_training(model, plan, drawing)
+        if plan.frozen != "none":
+            model.freeze(plan.frozen)  # in float32, as all of DP-SGD's steps
         optimizer = optimizer or optimizer_of(model.parameters(), plan)
         session = _Session(
             trainer=self, model=model, data=data, versions=Versions.of(data), objective=objective, plan=plan,

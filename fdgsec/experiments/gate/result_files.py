@@ -1,6 +1,7 @@
 """A gate's result for continuous integration: JUnit XML, and SARIF 2.1.0 (OASIS)."""
 
 import json
+import os
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
@@ -66,7 +67,7 @@ def _rule(text: str) -> str:
 
 def _result(check: Check, rule: int, gate: Gate) -> dict[str, Any]:
     kind, level = LEVELS[check.outcome]
-    uri = gate.path.as_uri() if gate.path.is_absolute() else quote(gate.path.as_posix())
+    uri = gate.path.as_uri() if gate.path.is_absolute() else quote(os.fsencode(gate.path))
     location = {
         "physicalLocation": {"artifactLocation": {"uri": uri}},
         "logicalLocations": [{"fullyQualifiedName": check.row}],

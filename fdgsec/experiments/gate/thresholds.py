@@ -68,7 +68,7 @@ class Threshold:
     def text(self) -> str:
         """As it was given: `--max membership.auc=0.55`."""
         where = ",".join(f"{key}={value}" for key, value in self.where.items())
-        return f"--{self.side} {self.attack}.{self.measurement}{f'[{where}]' if where else ''}={self.limit:g}"
+        return f"--{self.side} {self.attack}.{self.measurement}{f'[{where}]' if where else ''}={self.limit:.12g}"
 
 
 def thresholds_of(most: Sequence[str], least: Sequence[str]) -> list[Threshold]:

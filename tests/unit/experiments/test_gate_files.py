@@ -5,6 +5,7 @@ authors; what is checked here are the rules that its readers (Jenkins, GitLab, G
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -51,6 +52,17 @@ def test_sarif_is_valid_by_the_schema_of_oasis(name: str, tmp_path: Path):
 
     assert code == GATES[name][2]
     jsonschema.Draft4Validator(schema()).validate(sarif)
+
+
+def test_a_folder_whose_name_is_not_utf8_is_named_by_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    results, limits, code = GATES["failed"]
+    monkeypatch.chdir(tmp_path)
+    run(tmp_path / os.fsdecode(b"b\xff"), *results)
+
+    assert main(["gate", os.fsdecode(b"b\xff"), *limits, "--sarif", "gate.sarif"]) == code
+
+    (place, *_) = json.loads(Path("gate.sarif").read_text())["runs"][0]["results"][0]["locations"]
+    assert place["physicalLocation"]["artifactLocation"]["uri"].startswith("b%FF")
 
 
 def test_the_schema_refuses_a_log_without_a_message(tmp_path: Path):

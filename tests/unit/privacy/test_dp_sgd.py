@@ -190,6 +190,16 @@ def test_a_call_is_paid_for_by_public_numbers():
     assert (sampling_rate(3, PLAN), private_steps(3, PLAN), private_steps(20, PLAN)) == (1.0, 1, 2)
 
 
+def test_frozen_parts_compute_in_float32_as_the_others_do(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FDGSEC_PRECISION", "bfloat16")
+    model, seen = build_classifier("tiny", 3, norm="frozen", rng=stream(0, "world", "network")), list[torch.dtype]()
+    model.place("conv").register_forward_hook(lambda _module, _given, made: seen.append(made.dtype))
+
+    trainer(noise=1.0, bound=1.0)(model, data(), CrossEntropy(), replace(PLAN, frozen="stage3"), world())
+
+    assert set(seen) == {torch.float32}
+
+
 def test_a_network_with_frozen_norm_and_parts_trains_the_rest_privately():
     model = build_classifier("tiny", 3, norm="frozen", rng=stream(0, "world", "network"))
     before = {name: value.clone() for name, value in model.state_dict().items()}
