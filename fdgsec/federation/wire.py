@@ -349,10 +349,8 @@ class Wire:
             if uploads:
                 coins = self.secret(replace(uploads[0], sender=CLIENTS), number)
                 uploads = policy.on_collected(uploads, coins)
-        uploads = [
-            replace(upload, artifacts={slot: self.send(m) for slot, m in _messages(upload).items()})
-            for upload in uploads
-        ]
+        for upload in uploads:
+            self.send_all(_messages(upload))
         for number, chosen in enumerate(self.filters):
             if uploads:
                 coins = self.secret(replace(uploads[0], sender=SERVER), number)
@@ -361,10 +359,10 @@ class Wire:
         return uploads
 
 
-def _messages(upload: Upload) -> dict[str, Message]:
-    return {
-        slot: Message(
+def _messages(upload: Upload) -> list[Message]:
+    return [
+        Message(
             round=upload.round, stage=upload.stage, sender=upload.sender, receiver=upload.receiver, artifact=artifact
         )
-        for slot, artifact in upload.artifacts.items()
-    }
+        for artifact in upload.artifacts.values()
+    ]

@@ -77,6 +77,26 @@ def test_a_refused_message_leaves_nothing_of_its_delivery_in_the_transcript():
     assert carrier.transcript.rows == []
 
 
+def test_a_reply_is_guarded_as_a_whole_before_any_of_it_is_hashed():
+    shared = torch.ones(4)
+    reply = Upload(
+        round=0, stage="share", sender="client:0",
+        artifacts={"a": StyleStatistics(mean=shared, std=torch.ones(4)), "b": StyleStatistics(mean=shared, std=shared)},
+    )  # fmt: skip
+    seen: list[int] = []
+
+    def changing(sent: Message) -> None:
+        seen.append(len(channel.transcript.rows))
+        if len(seen) == 2:
+            shared.mul_(2)
+
+    channel = wire(guards=[changing])
+    (held,) = channel.collect([reply])
+
+    assert seen == [0, 0]
+    assert [row.sha256 for row in channel.transcript.rows] == [each.sha256 for each in held.artifacts.values()]
+
+
 def test_a_payload_that_was_changed_after_it_was_sent_is_not_saved_as_what_was_sent(tmp_path: Path):
     carrier, sent = wire(), style(1.0)
     carrier.send(message("client:0", "server", sent))
