@@ -8,6 +8,7 @@ reports, after each aggregation, the number of its validation images that the mo
 server selects the round to keep (as in CCST, section 4.2).
 Differs from the paper: the last short batch of one record is skipped (batch norm has no variance there)."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -109,6 +110,8 @@ class WeightedMean:
 
     def _entries(self, update: Update) -> dict[str, Tensor]:
         """What of an update is averaged, held against the model and against the updates before."""
+        if not (math.isfinite(update.weight) and update.weight > 0):
+            raise ArtifactError(f"its weight is {update.weight:g}; models are averaged by weights above 0.")
         missing = next((slot for slot in self.slots if slot not in update.artifacts), None)
         if missing is not None:
             raise ArtifactError(f"artifact {missing} is missing; it has {', '.join(update.artifacts) or 'none'}.")
@@ -116,6 +119,9 @@ class WeightedMean:
         known = {name: value for name, value in self.model.state.state.items() if name in entries}
         said = _difference({name: entries[name] for name in known}, _forms(known), "the model that was sent out")
         said = said or (_difference(entries, self.forms, "every update before") if self.forms else "")
+        left_out = next((name for name in known if self.forms and name not in self.forms), None)
+        if said and left_out is not None:
+            said = f"it holds entry {left_out} of the model, which the updates before left out; either may be wrong"
         if said:
             raise ArtifactError(f"{said}.")
         return entries

@@ -7,6 +7,7 @@ from fdgsec.federation.artifacts import Artifact, ModelState, decode
 from fdgsec.federation.client_step import run_client_step
 from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.engines.state import MemoryStates, StateStore
+from fdgsec.federation.engines.unchanged_requests import unchanged
 from fdgsec.federation.method import Client, GlobalModel, Inbox, Method, Reply, Step, StepRequest
 from fdgsec.runtime.errors import message_line
 
@@ -56,10 +57,13 @@ class LocalEngine:
         return replies, failures
 
     def answers(self, step: Step, requests: Mapping[str, StepRequest]) -> Iterator[tuple[str, Reply | str]]:
-        """Run `step` on one client after the other; a reply is given away before the next one begins."""
-        for client in self.members:
-            if client.name in requests:
-                yield client.name, self._answer(client, step, requests[client.name])
+        """Run `step` on one client after the other; a reply is given away before the next one begins.
+
+        Raises UsageError after the last one where one has written into what others receive, too."""
+        with unchanged(step, requests):
+            for client in self.members:
+                if client.name in requests:
+                    yield client.name, self._answer(client, step, requests[client.name])
 
     def _answer(self, client: Client, step: Step, request: StepRequest) -> Reply | str:
         try:

@@ -1,6 +1,8 @@
 """The local engine and the two places where clients keep what they must remember."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,13 +13,24 @@ from fdgsec.data.shapes import shapes
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.engines.state import FileStates, MemoryStates, StateMismatchError, StateStore
-from fdgsec.federation.method import Blueprint, Client, Clock, GlobalModel, StepRequest
+from fdgsec.federation.method import (
+    Blueprint,
+    Client,
+    Clock,
+    GlobalModel,
+    Inbox,
+    Method,
+    State,
+    StepRequest,
+    Update,
+)
 from fdgsec.federation.round_loop import RoundLoop
 from fdgsec.federation.wire import Wire
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.networks.classifiers import build_classifier
 from fdgsec.nn.training.training_plan import TrainingPlan
+from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.secret_streams import simulated_key, simulated_stream
 
@@ -191,3 +204,56 @@ def test_a_step_that_needs_a_model_says_so(clients: list[Client]):
 
     with pytest.raises(ValueError, match="'fit' needs a model"):
         engine.ask("fit", {"client:0": StepRequest(clock=CLOCK, model=None, inbox={})})
+
+
+def _through_torch(value: Tensor) -> None:
+    value.add_(1)
+
+
+def _through_data(value: Tensor) -> None:
+    value.data += 1
+
+
+def _through_numpy(value: Tensor) -> None:
+    value.detach().numpy()[...] += 1
+
+
+@pytest.mark.parametrize("write", [_through_torch, _through_data, _through_numpy])
+def test_a_method_that_writes_into_the_model_it_received_ends_the_run(
+    write: Callable[[Tensor], None], clients: list[Client]
+):
+    class Careless(FedAvg):
+        def fit(self, client: Client, *, model: GlobalModel, **rest: Any) -> tuple[Update, State]:
+            write(next(iter(model.state.state.values())))
+            return super().fit(client, model=model, **rest)
+
+    method = Careless(plan=TrainingPlan(batch_size=8))
+    with pytest.raises(UsageError, match=r"step 'fit' of the method wrote into .* of the model"):
+        _trained(method, clients)
+
+
+def test_a_method_that_writes_into_a_bank_that_all_receive_ends_the_run(clients: list[Client]):
+    class Careless(CCST):
+        def fit(self, client: Client, *, inbox: Inbox, **rest: Any) -> tuple[Update, State]:
+            done = super().fit(client, inbox=inbox, **rest)
+            whole, _ = next(iter(inbox.values())).stored()
+            next(iter(whole.tensors().values())).mul_(2)
+            return done
+
+    with pytest.raises(UsageError, match="wrote into 'mean' of the artifact 'bank'"):
+        _trained(Careless(k=2, plan=TrainingPlan(batch_size=8)), clients)
+
+
+def test_over_a_network_a_method_may_write_into_what_it_received(clients: list[Client]):
+    class Careless(FedAvg):
+        def fit(self, client: Client, *, model: GlobalModel, **rest: Any) -> tuple[Update, State]:
+            next(iter(model.state.state.values())).add_(1)
+            return super().fit(client, model=model, **rest)
+
+    _trained(Careless(plan=TrainingPlan(batch_size=8)), clients, recode=True)
+
+
+def _trained(method: Method, clients: list[Client], *, recode: bool = False) -> None:
+    wire = Wire(secret=lambda message, number: simulated_stream(0, message.sender, number))
+    engine = LocalEngine(members=clients, method=method, seed=0, recode=recode)
+    RoundLoop(method=method, engine=engine, wire=wire, key=simulated_key(0), rounds=1).run(start())

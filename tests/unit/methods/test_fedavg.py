@@ -105,6 +105,21 @@ def test_the_mean_copies_counters_of_the_first_and_keeps_what_nobody_sent():
     assert all(torch.equal(made[name], value) for name, value in kept.items())
 
 
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_weight_that_makes_no_mean_is_refused(weight: float):
+    with pytest.raises(ArtifactError, match="models are averaged by weights above 0"):
+        mean_of([{"w": torch.ones(2)}, {"w": torch.ones(2)}], [1.0, weight])
+
+
+def test_where_updates_before_left_an_entry_out_no_side_is_blamed():
+    model = dict(start().state.state)
+    name = next(iter(model))
+    less = {key: value for key, value in model.items() if key != name}
+
+    with pytest.raises(ArtifactError, match=f"it holds entry {name} of the model, .*; either may be wrong"):
+        mean_of([less, model], [1.0, 1.0])
+
+
 @dataclass(frozen=True, kw_only=True)
 class OneDeviates(FedAvg):
     """Client 1 sends what `as_sent` makes of its model's entries."""
