@@ -1,9 +1,20 @@
-"""Cells of CSV files that people open in spreadsheets, where a name that begins with = is a formula."""
+"""CSV files that people open in spreadsheets, where a name that begins with = is a formula."""
 
-from collections.abc import Iterable
+import csv
+import io
+from collections.abc import Iterable, Sequence
 
 FORMULA = "=+-@＝＋－＠"
 """What a cell begins with that a spreadsheet computes (OWASP, CSV Injection)."""
+
+
+def csv_text(columns: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
+    """A CSV file of `columns` and `rows`, whose cells are safe to open."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(map(safe_cells, rows))
+    return buffer.getvalue()
 
 
 def safe_cells(row: Iterable[object]) -> list[object]:

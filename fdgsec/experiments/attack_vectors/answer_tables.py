@@ -1,6 +1,5 @@
 """Readable answers of attacks: a table of guesses, and contact sheets of the reconstructed images."""
 
-import csv
 import io
 from collections.abc import Mapping, Sequence
 
@@ -12,7 +11,7 @@ from torch.nn import functional
 
 from fdgsec.experiments.attack.attack_setting import Outcome
 from fdgsec.experiments.report.presentation import Names, presentation_of
-from fdgsec.runtime.csv_cells import safe_cells
+from fdgsec.runtime.csv_cells import csv_text
 from fdgsec.threats.adversary import Knowledge
 
 COLUMNS = ("attack", "victim", "slice", "says", "row", "place", "guess", "score")
@@ -34,9 +33,7 @@ def guess_files(
     `partners` are the owners of second releases. Scores of a ranking are distances (smaller is closer); scores of
     membership are membership scores (larger is likelier). Names that a spreadsheet would compute begin with \'."""
     titles = clients or {}
-    text, sheets = io.StringIO(), dict[str, bytes]()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(COLUMNS)
+    lines, sheets = list[tuple[object, ...]](), dict[str, bytes]()
     for outcome in outcomes:
         for answer in outcome.answers:
             case = outcome.cases[answer.case]
@@ -46,16 +43,15 @@ def guess_files(
             if shown.pictures is not None:
                 name = f"pictures-{outcome.result.name}-{len(sheets)}.png"
                 sheets[name] = _sheet(shown.pictures(answer))
-                table.writerow(safe_cells((*begin, "all", "", name, "")))
+                lines.append((*begin, "all", "", name, ""))
             if shown.tell is not None:
                 candidates = [] if case.candidates is None else [names.get(name, name) for name in case.candidates.ids]
                 called = Names(
                     candidates=candidates, classes=knowledge.class_names, domains=knowledge.domain_names,
                     clients=list(titles.values()), partners=partners,
                 )  # fmt: skip
-                for line in shown.tell(answer, called):
-                    table.writerow(safe_cells((*begin, *line)))
-    return {"guesses.csv": text.getvalue().encode(), **sheets}
+                lines.extend((*begin, *line) for line in shown.tell(answer, called))
+    return {"guesses.csv": csv_text(COLUMNS, lines).encode(), **sheets}
 
 
 def _sheet(images: Tensor) -> bytes:

@@ -1,7 +1,5 @@
 """From finished cells to tables: means over seeds, paired differences, steps, traffic and time, in four formats."""
 
-import csv
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +19,7 @@ from fdgsec.experiments.bench.comparability import (
 from fdgsec.experiments.bench.protocols import Metric, Protocol
 from fdgsec.experiments.report.text_tables import latex_table, markdown_table
 from fdgsec.privacy.ledger import guarantee_line
-from fdgsec.runtime.csv_cells import safe_cells
+from fdgsec.runtime.csv_cells import csv_text
 
 MEASURED: Mapping[Metric, str] = {"accuracy": "accuracy", "auc": "weighted AUC", "f1": "weighted F1"}
 """The name of each metric in tables."""
@@ -236,21 +234,20 @@ COLUMNS = (
 
 def spreadsheet(rows: Sequence[Row]) -> str:
     """One line per cell, as CSV."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for row in rows:
-        scores = row["accuracy"]
-        own = [row["arm"], row["validation"], row["domain"], row["seed"]]
-        plain = [scores["value"], scores["low"], scores["high"], scores["n"]]
-        others = [scores[name]["value"] if name in scores else "" for name in ("auc", "f1", "adapted")]
-        kept = scores.get("validation_domain", {}).get("value", "")
-        counted = steps_of([row])
-        steps = ["", ""] if counted is None else [counted["per_client_and_round"], counted["total"]]
-        sent = [round(sum(row["traffic"][way].values())) for way in ("up", "down")]
-        spent = [round(row[name], 1) if name in row else "" for name in ("seconds", "processor_seconds")]
-        writer.writerow(safe_cells([*own, *plain, *others, own_domains_of(row), kept, *steps, *sent, *spent]))
-    return buffer.getvalue()
+    return csv_text(COLUMNS, map(_cells, rows))
+
+
+def _cells(row: Row) -> list[object]:
+    scores = row["accuracy"]
+    own = [row["arm"], row["validation"], row["domain"], row["seed"]]
+    plain = [scores["value"], scores["low"], scores["high"], scores["n"]]
+    others = [scores[name]["value"] if name in scores else "" for name in ("auc", "f1", "adapted")]
+    kept = scores.get("validation_domain", {}).get("value", "")
+    counted = steps_of([row])
+    steps = ["", ""] if counted is None else [counted["per_client_and_round"], counted["total"]]
+    sent = [round(sum(row["traffic"][way].values())) for way in ("up", "down")]
+    spent = [round(row[name], 1) if name in row else "" for name in ("seconds", "processor_seconds")]
+    return [*own, *plain, *others, own_domains_of(row), kept, *steps, *sent, *spent]
 
 
 def cells_of(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:

@@ -1,14 +1,13 @@
 """Schema 1 of reports: figures, one attack's results, and the report (report.json, measurements.csv)."""
 
-import csv
-import io
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from fdgsec.metrics.measurement import Control, Measurement
-from fdgsec.runtime.csv_cells import safe_cells
+from fdgsec.runtime.csv_cells import csv_text
 
 SCHEMA = 1
 COLUMNS = (
@@ -139,12 +138,7 @@ class AttackReport:
 
     def csv(self) -> str:
         """Every measurement, one line each."""
-        buffer = io.StringIO()
-        writer = csv.writer(buffer, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        for attack, row in self.rows():
-            writer.writerow(safe_cells(cells(attack, row)))
-        return buffer.getvalue()
+        return csv_text(COLUMNS, itertools.starmap(cells, self.rows()))
 
 
 def cells(attack: AttackResult, row: Measurement) -> tuple[object, ...]:

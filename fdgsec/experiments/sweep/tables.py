@@ -3,11 +3,9 @@
 Per attack one row is followed over all values: the one whose interval lies farthest beyond chance without the defense.
 Choosing it on the undefended run alone keeps the choice from favoring the defense or the attack at any value."""
 
-import csv
-import io
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from scipy import stats
@@ -18,6 +16,7 @@ from fdgsec.experiments.report.accuracy import own_domain_accuracy
 from fdgsec.experiments.report.text_tables import markdown_table
 from fdgsec.metrics.measurement import BOUNDED
 from fdgsec.privacy.ledger import review_mark
+from fdgsec.runtime.csv_cells import csv_text
 
 Row = Mapping[str, Any]
 NEAREST_ROW = "nearest row"
@@ -238,21 +237,21 @@ def shown(row: Row | None) -> str:
 
 def spreadsheet(found: Row) -> str:
     """One line per number: kind, value, name, number, interval, chance, n."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["axis", found["option"], "what", "value", "low", "high", "chance", "n"])
+    columns = ["axis", found["option"], "what", "value", "low", "high", "chance", "n"]
+    return csv_text(columns, _numbers(found))
+
+
+def _numbers(found: Row) -> Iterator[list[object]]:
     for point in found["privacy"]:
         for name, row in point["rows"].items():
             if row is not None and row["value"] is not None:
                 what = f"{name} {found['followed'][name]['measurement']}"
-                writer.writerow(
-                    ["privacy", named(point["value"]), what, *(row[k] for k in ("value", "low", "high", "chance", "n"))]
-                )
+                numbers = [row[key] for key in ("value", "low", "high", "chance", "n")]
+                yield ["privacy", named(point["value"]), what, *numbers]
     for point in found["accuracy"]:
         score = point["score"]
-        numbers = (score["value"], score["low"], score["high"], "", score["n"])
-        writer.writerow(["accuracy", named(point["value"]), "unseen domain", *numbers])
-    return buffer.getvalue()
+        numbers = [score["value"], score["low"], score["high"], "", score["n"]]
+        yield ["accuracy", named(point["value"]), "unseen domain", *numbers]
 
 
 def markdown(found: Row) -> str:
