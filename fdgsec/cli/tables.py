@@ -66,7 +66,7 @@ def print_seeds(found: Mapping[str, Any], *, as_json: bool, out: Path | None) ->
     ]
     print_table(f"{found['method']} on {found['dataset']}", ("score", "mean", "95% interval", "seeds"), rows)
     if out is not None:
-        console().print(f"written to {out}: seeds.json and one folder per seed", highlight=False)
+        console().print(f"written to {out}: seeds.html, seeds.json and one folder per seed", highlight=False)
 
 
 def print_claims(found: Mapping[str, Any], *, out: Path) -> None:

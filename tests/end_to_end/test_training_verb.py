@@ -24,6 +24,9 @@ def test_several_seeds_leave_a_folder_each_and_their_mean(tmp_path: Path, capsys
     own = [domain["value"] for each in single for domain in each["per_domain"].values()]
     assert found["own_domains"]["value"] == pytest.approx(sum(own) / 6)
     assert found["steps"] == single[0]["steps"] == {"per_client_and_round": 1.0, "total": 3.0}  # 38 images, batch 64
+    page = (tmp_path / "run" / "seeds.html").read_text()
+    assert all(f"seed{run['seed']}/report.html" in page for run in found["runs"])
+    assert [run["accuracy"]["value"] for run in found["runs"]] == [each["value"] for each in single]
     printed = capsys.readouterr().out
     assert "accuracy on sketch (unseen)" in printed
     assert "mean over own domains" in printed

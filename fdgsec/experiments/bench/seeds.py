@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fdgsec.experiments.bench.seeds_page import page
 from fdgsec.experiments.bench.tables import mean_of
 from fdgsec.experiments.report.accuracy import own_domain_accuracy
 from fdgsec.experiments.report.schema import AttackReport
@@ -27,7 +28,7 @@ def train_seeds(
     federation: Federation = federate,
     fresh: bool = False,
 ) -> dict[str, object]:
-    """Train once per seed (`out`/seed0, ...) and give the summary, written as `out`/seeds.json.
+    """Train once per seed (`out`/seed0, ...) and give the summary, written as `out`/seeds.json and seeds.html.
 
     A seed that was interrupted goes on at the round that was kept, unless `fresh`; finished seeds are trained again.
 
@@ -42,10 +43,26 @@ def train_seeds(
         reports.append(
             train(again, data_root=data_root, out=folder, progress=progress, federation=federation, fresh=fresh)
         )
-    found = {"schema": 1, "method": config.method, "dataset": config.dataset, "seeds": list(seeds), **_means(reports)}
+    found = summary(seeds, reports)
     if out is not None:
         write_atomic(out / "seeds.json", json.dumps(found, indent=1) + "\n")
+        write_atomic(out / "seeds.html", page(found))
     return found
+
+
+def summary(seeds: Sequence[int], reports: Sequence[AttackReport]) -> dict[str, object]:
+    """What the reports of the `seeds`, one each, say together: the mean of each score, and the runs."""
+    runs = [_run(seed, report) for seed, report in zip(seeds, reports, strict=True)]
+    method, dataset = reports[0].method, reports[0].dataset["name"]
+    return {
+        "schema": 1, "method": method, "dataset": dataset, "seeds": list(seeds), **_means(reports), "runs": runs,
+    }  # fmt: skip
+
+
+def _run(seed: int, report: AttackReport) -> dict[str, object]:
+    accuracy: Mapping[str, Any] = report.accuracy or {}
+    score = {name: accuracy[name] for name in ("value", "low", "high", "n")}
+    return {"seed": seed, "accuracy": score, "own_domains": own_domain_accuracy(accuracy)}
 
 
 def _means(reports: Sequence[AttackReport]) -> dict[str, object]:

@@ -42,7 +42,7 @@ def page(found: Row) -> str:
 def sentence(found: Row) -> str:
     """Each arm's average with its interval: `fedavg reaches .82 [.80, .84]` ..."""
     averages = {name: arm["accuracy"].get("average") for name, arm in found["arms"].items()}
-    said = [f"{name} {_in_words(mean)}" for name, mean in averages.items() if mean is not None]
+    said = [f"{name} {mean_in_words(mean)}" for name, mean in averages.items() if mean is not None]
     done = f"{found['finished']} of {found['planned']} runs finished"
     if not said:
         return f"No arm has finished a seed on every domain; {done}."
@@ -65,7 +65,8 @@ def possible(mean: Row) -> dict[str, Any]:
     return {**mean, **ends}
 
 
-def _in_words(mean: Row) -> str:
+def mean_in_words(mean: Row) -> str:
+    """A mean over seeds with its interval: ".82 [.80, .84]"."""
     cut = possible(mean)
     bounds = "" if cut["low"] is None else f" [{short(cut['low'])}, {short(cut['high'])}]"
     return f"{rate(cut['value'])}{bounds}"
@@ -77,7 +78,7 @@ def score_bar(name: str, about: str, mean: Row | None, paper: float | None = Non
         return bar_in_words(name, about, {"value": None}, css="open", said="", small="", note="no finished seed")
     printed = "" if paper is None else f"; paper {paper:g}%"
     seeds = f"{mean['n']} seed{'' if mean['n'] == 1 else 's'}{printed}"
-    return bar_in_words(name, about, possible(mean), css="score", said=_in_words(mean), small=seeds)
+    return bar_in_words(name, about, possible(mean), css="score", said=mean_in_words(mean), small=seeds)
 
 
 def _bars(arms: Row, column: str) -> list[Mapping[str, object]]:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from fdgsec.experiments.bench.protocols import Protocol
+from fdgsec.experiments.bench.seeds import summary as seeds_summary
+from fdgsec.experiments.bench.seeds_page import page as seeds_page
 from fdgsec.experiments.bench.tables import summary as bench_summary
 from fdgsec.experiments.bench.web_page import page as bench_page
 from fdgsec.experiments.claims.web_page import page as claims_page
@@ -22,7 +24,7 @@ from tests.support.swept import curve as swept
 from tests.unit.experiments.test_report_page import attacked, trained
 
 HOSTILE = "<b>&amp;"
-KINDS = ("report", "training", "comparison", "bench", "sweep", "claims")
+KINDS = ("report", "training", "comparison", "bench", "sweep", "claims", "seeds")
 
 
 def cell(arm: str, seed: int, value: float, **accuracy: Any) -> dict[str, Any]:
@@ -69,6 +71,7 @@ def pages(tmp_path: Path) -> dict[str, str]:
         "comparison": (tmp_path / "out" / "comparison.html").read_text(), "sweep": sweep_page(sweep, figures(sweep)),
         "bench": bench_page(benched(cell(HOSTILE, 0, 0.5), cell(HOSTILE, 1, 0.6), cell("fedavg", 0, 0.4))),
         "claims": claims_page(claimed()),
+        "seeds": seeds_page(seeds_summary([5, 6], [replace(trained(), method=HOSTILE)] * 2)),
     }  # fmt: skip
 
 

@@ -358,3 +358,51 @@ def test_a_population_that_is_left_out_neither_contradicts_nor_supports():
 
     assert decided(of([own, other], [others])) == "supported"
     assert decided(of([own], [others])) == "undecided"
+
+
+SEEN = Criterion(
+    measurement="balanced_accuracy", where={"class_from": "picture", "loss": "mse"},
+    over={"class_from": "exchanged picture", "loss": ""},
+)  # fmt: skip
+
+
+def pictures(picture: float, exchanged: float, half: float, *, n: int = 100) -> list[dict[str, Any]]:
+    """What is recognized in pictures of one domain and in exchanged ones, where chance is .143."""
+    shared = {"name": "balanced_accuracy", "chance": 1 / 7, "n": n}
+    return [
+        row(picture, half, **shared, class_from="picture", loss="mse", domain="a"),  # type: ignore[arg-type]
+        row(exchanged, half, **shared, class_from="exchanged picture", domain="a"),  # type: ignore[arg-type]
+        row(0.9, half, **shared, class_from="style alone", domain="a"),  # type: ignore[arg-type]
+    ]
+
+
+def test_a_row_is_held_against_its_control_and_not_against_chance():
+    assert decided(of(pictures(0.40, 0.14, 0.04), [SEEN])) == "contradicted"
+    assert decided(of(pictures(0.40, 0.38, 0.01), [SEEN])) == "supported"
+    assert decided(of(pictures(0.40, 0.33, 0.04), [SEEN])) == "undecided"
+
+
+def test_the_interval_over_a_control_is_that_of_a_difference_of_independent_values():
+    (population,) = of(pictures(0.40, 0.14, 0.04), [SEEN]).populations
+
+    assert population[0].excess is not None
+    assert population[0].excess.value == pytest.approx(0.26)
+    assert population[0].excess.high - 0.26 == pytest.approx(0.04 * 2**0.5)
+
+
+@pytest.mark.parametrize("lacking", [{"n": 9}, {"value": None}])
+def test_without_a_control_that_can_be_judged_nothing_is_decided(lacking: Mapping[str, Any]):
+    picture, exchanged, style = pictures(0.40, 0.14, 0.04)
+
+    for rows in ([picture, style], [picture, {**exchanged, **lacking}, style]):
+        found = of(rows, [SEEN])
+        assert (len(found.populations), found.incomplete) == (0, 1)
+        assert decided(found) == "undecided"
+
+
+def test_a_population_that_is_left_out_neither_contradicts_nor_supports():
+    others = Criterion(measurement="auc", without={"domain": "own"})
+    own, other = row(0.9, 0.02, domain="own"), row(0.5, 0.02, domain="other")
+
+    assert decided(of([own, other], [others])) == "supported"
+    assert decided(of([own], [others])) == "undecided"
