@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+UNTOUCHED = "steps leave what they are handed as it was"
+
 
 class BrokenPromiseError(AssertionError):
     """A violated contract: `promise` in a few words, and the observed behavior."""

@@ -15,6 +15,7 @@ from fdgsec.federation.client_step import UNDEFENDED
 from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.engines.state import MemoryStates
+from fdgsec.federation.engines.unchanged_requests import ReceivedChangedError
 from fdgsec.federation.method import (
     Blueprint,
     Client,
@@ -32,6 +33,7 @@ from fdgsec.federation.wire import Message, Transcript, Wire
 from fdgsec.privacy.ledger import Ledger
 from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.secret_streams import simulated_key, simulated_stream
+from fdgsec.testing.contracts import UNTOUCHED, BrokenPromiseError
 
 ROUNDS = 2
 CLIENTS = 4
@@ -58,7 +60,6 @@ class Outcome:
     losses: Sequence[float]
     passed: Sequence[Passed] = ()
     ledger: Ledger = field(default_factory=Ledger)
-    changed: Sequence[str] = ()
 
     @property
     def same_bytes(self) -> tuple[str, str]:
@@ -68,11 +69,10 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Witness:
-    """An engine that records its clients' requests and replies, and requests that a step `changed` in place."""
+    """An engine that records its clients' requests and replies."""
 
     engine: Engine
     passed: list[Passed] = field(default_factory=list)
-    changed: list[str] = field(default_factory=list)
 
     def clients(self) -> Sequence[str]:
         """The clients of the wrapped engine."""
@@ -80,14 +80,11 @@ class Witness:
 
     def ask(self, step: Step, requests: Mapping[str, StepRequest]) -> tuple[Mapping[str, Reply], Mapping[str, str]]:
         """Ask the wrapped engine; record requests and replies."""
-        before = {name: _hashes(request) for name, request in requests.items()}
         replies, failures = self.engine.ask(step, requests)
         for name, request in requests.items():
             down = "exhibit" if step == "review" else "combine"
             self._note(request.clock.round, down, name, request.inbox)
             self._note(request.clock.round, STAGES[step], name, replies[name].artifacts if name in replies else {})
-            if _hashes(request) != before[name]:
-                self.changed.append(f"what {name} received for the step {step!r} of round {request.clock.round}")
         return replies, failures
 
     def _note(self, number: int, stage: str, client: str, artifacts: Inbox) -> None:
@@ -96,11 +93,6 @@ class Witness:
             for slot, artifact in artifacts.items()
         ]
         self.passed.extend(found)
-
-
-def _hashes(request: StepRequest) -> list[str]:
-    model = [] if request.model is None else [request.model.state.sha256]
-    return [*model, *(artifact.sha256 for artifact in request.inbox.values())]
 
 
 def four_clients() -> list[Client]:
@@ -143,7 +135,9 @@ def federated(
     defense_stack: DefenseStack = UNDEFENDED,
     start: GlobalModel | None = None,
 ) -> Outcome:
-    """Train `method` from a fixed start; with `recode`, every artifact is encoded and decoded."""
+    """Train `method` from a fixed start; with `recode`, every artifact is encoded and decoded.
+
+    Raises BrokenPromiseError where a step writes into what it was handed."""
     wire = Wire(
         secret=lambda upload, number: simulated_stream(0, "defense", upload.round, upload.stage, number),
         keep=_everything, policies=defense_stack.policies,
@@ -168,11 +162,14 @@ def federated(
         on_round=note,
     )
     method.check(len(members))
-    final = driver.run(start_of(method) if start is None else start)
+    try:
+        final = driver.run(start_of(method) if start is None else start)
+    except ReceivedChangedError as error:
+        raise BrokenPromiseError(UNTOUCHED, str(error)) from error
     assert final is not None
     return Outcome(
         model=final.state.tensors(), transcript=wire.transcript, states=states.states, losses=losses,
-        passed=witness.passed, ledger=wire.ledger, changed=witness.changed,
+        passed=witness.passed, ledger=wire.ledger,
     )  # fmt: skip
 
 

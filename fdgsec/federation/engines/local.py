@@ -59,7 +59,7 @@ class LocalEngine:
     def answers(self, step: Step, requests: Mapping[str, StepRequest]) -> Iterator[tuple[str, Reply | str]]:
         """Run `step` on one client after the other; a reply is given away before the next one begins.
 
-        Raises UsageError after the last one where one has written into what others receive, too."""
+        Raises ReceivedChangedError after the last one where one has written into what others receive, too."""
         with unchanged(step, requests):
             for client in self.members:
                 if client.name in requests:

@@ -15,9 +15,13 @@ from fdgsec.federation.method import Step, StepRequest
 from fdgsec.runtime.errors import UsageError
 
 
+class ReceivedChangedError(UsageError):
+    """A method that wrote into what a client received (exit 2)."""
+
+
 @contextmanager
 def unchanged(step: Step, requests: Mapping[str, StepRequest]) -> Iterator[None]:
-    """Raise UsageError after the block where a tensor of `requests` was written into.
+    """Raise ReceivedChangedError after the block where a tensor of `requests` was written into.
 
     Checksums are of the bytes in memory, so that writes through NumPy or `.data` are found too."""
     received = [(words, *entry) for words, artifact in _received(requests) for entry in artifact.tensors().items()]
@@ -25,7 +29,7 @@ def unchanged(step: Step, requests: Mapping[str, StepRequest]) -> Iterator[None]
     yield
     for (words, name, value), checksum in zip(received, before, strict=True):
         if _checksum(value) != checksum:
-            raise UsageError(
+            raise ReceivedChangedError(
                 f"the step {step!r} of the method wrote into {name!r} of the {words} that its client received; other "
                 "clients and the server hold the same tensors. The method must copy a tensor before it writes into it."
             )

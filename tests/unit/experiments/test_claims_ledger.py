@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from fdgsec.attacks.style_inversion.recognition import EXCHANGED, PICTURE
-from fdgsec.attacks.style_inversion.recognition import EXCHANGED, PICTURE
 from fdgsec.experiments.claims.catalogue import Claim, ledger
 from fdgsec.experiments.claims.columns import decides
 from fdgsec.experiments.claims.measured_runs import ClaimsRequest, planned_runs

@@ -13,6 +13,7 @@ from fdgsec.data.shapes import shapes
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.engines.state import FileStates, MemoryStates, StateMismatchError, StateStore
+from fdgsec.federation.engines.unchanged_requests import ReceivedChangedError
 from fdgsec.federation.method import (
     Blueprint,
     Client,
@@ -30,7 +31,6 @@ from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.networks.classifiers import build_classifier
 from fdgsec.nn.training.training_plan import TrainingPlan
-from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.secret_streams import simulated_key, simulated_stream
 
@@ -228,7 +228,7 @@ def test_a_method_that_writes_into_the_model_it_received_ends_the_run(
             return super().fit(client, model=model, **rest)
 
     method = Careless(plan=TrainingPlan(batch_size=8))
-    with pytest.raises(UsageError, match=r"step 'fit' of the method wrote into .* of the model"):
+    with pytest.raises(ReceivedChangedError, match=r"step 'fit' of the method wrote into .* of the model"):
         _trained(method, clients)
 
 
@@ -240,7 +240,7 @@ def test_a_method_that_writes_into_a_bank_that_all_receive_ends_the_run(clients:
             next(iter(whole.tensors().values())).mul_(2)
             return done
 
-    with pytest.raises(UsageError, match="wrote into 'mean' of the artifact 'bank'"):
+    with pytest.raises(ReceivedChangedError, match="wrote into 'mean' of the artifact 'bank'"):
         _trained(Careless(k=2, plan=TrainingPlan(batch_size=8)), clients)
 
 
