@@ -14,6 +14,17 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # networks of several workers on all co
     os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start
 
 
+@pytest.fixture(scope="session", autouse=True)
+def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let all tests of a run, in every worker, share a cache of their own, whatever the user's holds."""
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("FDGSEC_CACHE", str(root / "cache"))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def no_weights_folder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let fdgsec find no weights but those that a test stores; tests marked `data` use $FDGSEC_WEIGHTS."""

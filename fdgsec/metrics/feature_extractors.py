@@ -26,6 +26,7 @@ from fdgsec.runtime.random_streams import stream
 INCEPTION = "inception"
 INCEPTION_SIDE = 299  # pixels to which every input is resized
 LITE = "efficientnet_lite0"
+IN_CACHE = 4  # images whose maps at 224 px stay in a CPU's caches: 2 to 4 take .6 of the time of 16
 EXTRACTORS: tuple[str, ...] = (
     INCEPTION, LITE, *ENCODERS, *(name for name in BACKBONES if name in weights.CATALOG and name != LITE)
 )  # fmt: skip
@@ -128,9 +129,9 @@ class LiteExtractor(Extractor):
         with torch.device("meta"):
             network = EfficientNetLite0()
         network.load_state_dict(state, assign=True)
-        _frozen(network, self.device)
-        self._network = network
-        self.fingerprint = _fingerprint(f"{SIDE} bicubic, pooled features", network.state_dict())
+        self.fingerprint = _fingerprint(f"{SIDE} bicubic, pooled features, folded", network.state_dict())
+        self._network = network.folded()
+        _frozen(self._network, self.device)
 
     @classmethod
     def stored(cls, *, device: Device = "cpu") -> "LiteExtractor":
@@ -143,8 +144,9 @@ class LiteExtractor(Extractor):
 
     def _extract(self, images: Tensor) -> ExtractedFeatures:
         sized = functional.interpolate(images, size=(SIDE, SIDE), mode="bicubic", antialias=True, align_corners=False)
-        scaled = (sized.clamp(0, 1) * 255 - 127) / 128
-        features = self._network.features(scaled.contiguous(memory_format=torch.channels_last))
+        scaled = ((sized.clamp(0, 1) * 255 - 127) / 128).contiguous(memory_format=torch.channels_last)
+        parts = scaled.split(IN_CACHE) if self.device.type == "cpu" else (scaled,)
+        features = torch.cat([self._network.features(part) for part in parts])
         return ExtractedFeatures(features=features, logits=self._network.fc(features))
 
 

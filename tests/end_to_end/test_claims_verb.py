@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from fdgsec.attacks.style_inversion.attack import StyleInversion
 from fdgsec.cli.app import main
 from fdgsec.experiments.claims.catalogue import ledger
 from fdgsec.experiments.claims.measured_runs import ClaimsRequest
 from fdgsec.experiments.claims.run_claims import chosen_claims, reproducing_command
+from tests.support.short_inversion import BRIEF
 
 SMALL = ["--dataset", "shapes", "--per-domain", "60", "--image-size", "32"]
 DECIDED = "ccst-client-reconstruction"
@@ -20,7 +22,9 @@ ASKED = ["--claim", DECIDED, "--claim", "fedalign-summaries", "--seeds", "0,1"]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("claims") / "ledger"
-    assert main(["claims", *SMALL, *ASKED, "--out", str(out)]) == 0
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(StyleInversion, "PROFILES", {**StyleInversion.PROFILES, "quick": BRIEF})
+        assert main(["claims", *SMALL, *ASKED, "--out", str(out)]) == 0
     return out
 
 

@@ -6,6 +6,7 @@ torch.nn.functional alone."""
 
 from collections.abc import Mapping
 
+import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
@@ -137,6 +138,21 @@ def test_lite0_computes_the_logits_of_the_published_tensors():
     expected = lite0(published, images)
     assert sum(tensor.numel() for key, tensor in published.items() if "running" not in key) - 49 == 4_652_008
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("side", [57, 64])
+def test_lite0_folded_for_inference_has_the_same_features(side: int):
+    network = EfficientNetLite0()
+    network.load_state_dict(CATALOG["efficientnet_lite0"].converted(lite0_tensors()))
+    images = 2 * pictures(side, 64) - 1
+
+    folded = network.folded()
+
+    with torch.no_grad():
+        expected, found = network.eval().features(images), folded.features(images)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+    assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in folded.modules())
+    assert sum(isinstance(module, torch.nn.BatchNorm2d) for module in network.modules()) == 49
 
 
 def test_a_pretrained_lite0_classifier_has_the_features_of_the_published_tensors(tmp_path):

@@ -49,4 +49,4 @@ def _received(requests: Mapping[str, StepRequest]) -> Iterator[tuple[str, Artifa
 
 def _checksum(value: Tensor) -> int:
     content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return zlib.crc32(memoryview(content.numpy()))
+    return zlib.crc32(content.numpy().data)

@@ -3,10 +3,12 @@
 The Lite variants are TensorFlow's for small devices: stem and head keep B0's widths. Padding is TensorFlow's "same",
 which puts the odd pixel at the bottom and on the right, and batch normalization has its epsilon of 1e-3."""
 
+from copy import deepcopy
 from typing import NamedTuple
 
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 CLASSES = 1000
 FEATURES = 1280
@@ -61,13 +63,25 @@ def _norm(width: int) -> nn.BatchNorm2d:
     return nn.BatchNorm2d(width, eps=1e-3, momentum=0.01)
 
 
+def _folded(convolution: nn.Conv2d, norm: nn.Module) -> tuple[nn.Conv2d, nn.Module]:
+    """One convolution for both, which nothing comes after."""
+    assert isinstance(norm, nn.BatchNorm2d)
+    return fuse_conv_bn_eval(convolution, norm), nn.Identity()
+
+
 class _InvertedResidual(nn.Module):
     """Expansion (unless its factor is 1), depthwise convolution and projection; the input is added if sizes agree."""
+
+    pad: nn.Module
+    bn0: nn.Module
+    bn1: nn.Module
+    bn2: nn.Module
 
     def __init__(self, inputs: int, stage: _Stage, *, stride: int) -> None:
         super().__init__()
         width = inputs * stage.expansion
         self.expands, self.adds = stage.expansion > 1, stride == 1 and inputs == stage.width
+        self.even = stage.kernel // 2 if stride == 1 else None  # cells on every side, where all sides have as many
         if self.expands:
             self.expand_conv, self.bn0 = _convolution(inputs, width, 1), _norm(width)
         self.pad = _SamePadding(stage.kernel, stride)
@@ -82,11 +96,23 @@ class _InvertedResidual(nn.Module):
         inner = self.bn2(self.project_conv(inner))
         return features + inner if self.adds else inner
 
+    def fold(self) -> None:
+        """Make batch norm, and padding that is the same on all sides, part of convolutions; for inference alone."""
+        if self.expands:
+            self.expand_conv, self.bn0 = _folded(self.expand_conv, self.bn0)
+        self.depthwise_conv, self.bn1 = _folded(self.depthwise_conv, self.bn1)
+        self.project_conv, self.bn2 = _folded(self.project_conv, self.bn2)
+        if self.even is not None:
+            self.depthwise_conv.padding, self.pad = (self.even, self.even), nn.Identity()
+
 
 class EfficientNetLite0(nn.Module):
     """Images (N, 3, H, W), (RGB on the scale of 0 to 255 - 127) / 128, to logits (N, 1000) of ImageNet-1k.
 
     Trained at 224 x 224 pixels. The names are those of the published file without their leading underscores."""
+
+    bn0: nn.Module
+    bn1: nn.Module
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,6 +127,17 @@ class EfficientNetLite0(nn.Module):
         self.blocks = nn.Sequential(*blocks)
         self.conv_head, self.bn1 = _convolution(inputs, FEATURES, 1), _norm(FEATURES)
         self.fc = nn.Linear(FEATURES, CLASSES)
+
+    def folded(self) -> "EfficientNetLite0":
+        """A copy for inference, equal up to rounding: batch norm is part of the convolution before it (Jacob et al.,
+        CVPR 2018, section 3.2), and so is padding that is the same on all sides."""
+        made = deepcopy(self).eval()
+        made.conv_stem, made.bn0 = _folded(made.conv_stem, made.bn0)
+        for block in made.blocks:
+            assert isinstance(block, _InvertedResidual)
+            block.fold()
+        made.conv_head, made.bn1 = _folded(made.conv_head, made.bn1)
+        return made
 
     def features(self, images: Tensor) -> Tensor:
         """Give the pooled features (N, 1280) before the classifier."""

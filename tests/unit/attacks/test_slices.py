@@ -18,7 +18,6 @@ from fdgsec.attacks.membership.attack import Membership
 from fdgsec.attacks.pool_exposure.attack import PoolExposure
 from fdgsec.attacks.reidentification.attack import Reidentification
 from fdgsec.attacks.set_reconstruction.attack import SetReconstruction
-from fdgsec.attacks.style_inversion.attack import StyleInversion
 from fdgsec.attacks.style_inversion.optimization_attack import OptimizationInversion
 from fdgsec.data.roles import split_roles
 from fdgsec.data.shapes import shapes
@@ -33,6 +32,7 @@ from fdgsec.runtime.registry import names
 from fdgsec.threats.adversary import ADVERSARIES, Knowledge
 from fdgsec.threats.answers import Answer
 from fdgsec.threats.attack import Answers, Attack, Case, TargetFacts
+from tests.support.short_inversion import BriefInversion
 
 POOLED, ROWS = frozenset({"StyleStatistics", "StyleBank"}), frozenset({"ImageStyles", "StyleBank"})
 CLUSTERED = frozenset({"StyleStatistics", "InterpolationStyle"})
@@ -53,7 +53,7 @@ ATTACKS: Mapping[str, tuple[Attack, frozenset[str]]] = {
     "property-inference": (PropertyInference(clients=4, sizes=(10,), shadows=50, simulated=8), POOLED),
     "reidentification": (Reidentification(gallery=20, per_class=1), ROWS),
     "set-reconstruction": (SetReconstruction(sizes=(10,), clients=2), POOLED),
-    "style-inversion": (StyleInversion(losses=("mse",), priors=("intra", "inter"), size=8), ROWS),
+    "style-inversion": (BriefInversion(losses=("mse",), priors=("intra", "inter"), size=8), ROWS),
 }  # fmt: skip
 TRAINED = {"generator-leakage", "gradient-inversion", "model-membership", "poisoning"}
 """These read trained runs and one slice each, or (poisoning) read nothing; their own tests run them."""
