@@ -73,7 +73,7 @@ def test_the_drawing_says_what_there_is():
 def test_the_package_has_no_loose_files():
     loose = {path.name for path in (ROOT / "fdgsec").iterdir() if path.is_file()}
 
-    assert loose == {"__init__.py", "py.typed"}
+    assert loose == {"__init__.py", "__main__.py", "py.typed"}
 
 
 @pytest.mark.parametrize(

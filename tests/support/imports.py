@@ -55,8 +55,8 @@ def modules_imported(path: Path) -> set[str]:
 
 
 def package_of(module: str) -> str:
-    """The package of a module; empty for fdgsec itself."""
-    return module.split(".")[1] if "." in module else ""
+    """The package of a module; empty for fdgsec itself, as a package and as a command (`python -m fdgsec`)."""
+    return module.split(".")[1] if "." in module and module != "fdgsec.__main__" else ""
 
 
 def folder_of(module: str) -> str:

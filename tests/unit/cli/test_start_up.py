@@ -1,6 +1,7 @@
 """What a fresh process of `fdgsec` loads, and what that costs, before a verb does any work."""
 
 import json
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from fdgsec.cli import main
 from fdgsec.cli.app import VERBS
+from fdgsec.runtime.version import __version__
 
 STATUS = Path("/proc/self/status")
 HEAVY = {"torch", "torchvision", "numpy", "scipy", "sklearn", "matplotlib", "opacus", "flwr"}
@@ -71,3 +73,12 @@ def test_the_help_page_lists_every_verb_with_a_line_of_its_own(capsys: pytest.Ca
 def test_an_unknown_verb_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]):
     assert main(["atack"]) == 2
     assert "unknown command 'atack'; did you mean 'attack'?" in capsys.readouterr().err
+
+
+def test_the_package_is_the_command_line_as_well(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr("sys.argv", ["fdgsec", "--version"])
+
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("fdgsec", run_name="__main__")
+
+    assert (ended.value.code, capsys.readouterr().out.strip()) == (0, __version__)
