@@ -37,7 +37,7 @@ def above(out: Path, target: str, defense: str, *options: str) -> tuple[int, int
     return code, int(json.loads((out / "audit.json").read_text())["above"])
 
 
-@pytest.mark.parametrize("epsilon", [0.5, 1.0, 2.0, 4.0, 8.0])
+@pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
 @pytest.mark.parametrize("target", ["ccst-overall", "ccst-single"])
 def test_sound_styles_pass(target: str, epsilon: float, tmp_path: Path):
     code, count = above(tmp_path, target, f"private-styles:epsilon={epsilon}", "--runs", "200")
@@ -46,7 +46,7 @@ def test_sound_styles_pass(target: str, epsilon: float, tmp_path: Path):
 
 
 @pytest.mark.parametrize("broken", ["StylesWithATenthOfTheNoise", "StylesWithoutClip", "StylesWithOneNoise"])
-@pytest.mark.parametrize("epsilon", [0.5, 1.0, 2.0, 4.0, 8.0])
+@pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
 def test_broken_styles_fail(broken: str, epsilon: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(DEFENSES, "private-styles", f"tests.support.broken_defenses:{broken}")  # type: ignore[arg-type]
 
@@ -57,7 +57,7 @@ def test_broken_styles_fail(broken: str, epsilon: float, tmp_path: Path, monkeyp
     assert (code, count >= 38) == (1, True)
 
 
-@pytest.mark.parametrize("epsilon", [0.5, 1.0, 2.0, 4.0, 8.0])
+@pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
 def test_sound_training_passes(epsilon: float, tmp_path: Path):
     code, count = above(tmp_path, "fedavg", f"dp-sgd:epsilon={epsilon}", *WHOLE)
 
