@@ -168,15 +168,15 @@ class Transcript:
     def append_all(self, messages: Sequence[Message], *, keep: Sequence[bool]) -> None:
         """Record messages that are delivered together; of those without `keep` only size and hash are stored.
 
-        A payload that many receive is hashed once, for nobody gets it in between; a later delivery hashes it anew."""
-        hashed: dict[int, tuple[Artifact, str]] = {}  # with the payload itself, so that no other gets its id
-        for message, kept in zip(messages, keep, strict=True):
-            payload, omits = message.artifact.stored()
-            if id(payload) not in hashed:
-                hashed[id(payload)] = (payload, payload.sha256)
+        A payload that many receive is hashed once, for nobody gets it in between; a later delivery hashes it anew.
+        Nothing is recorded where one cannot be hashed."""
+        stored = [message.artifact.stored() for message in messages]
+        distinct = {id(payload): payload for payload, _ in stored}
+        hashed = {place: payload.sha256 for place, payload in distinct.items()}  # all of them before any row
+        for message, (payload, omits), kept in zip(messages, stored, keep, strict=True):
             row = Row(
                 round=message.round, stage=message.stage, sender=message.sender, receiver=message.receiver, link="",
-                kind=message.artifact.kind, bytes=message.artifact.bytes, sha256=hashed[id(payload)][1], omits=omits,
+                kind=message.artifact.kind, bytes=message.artifact.bytes, sha256=hashed[id(payload)], omits=omits,
             )  # fmt: skip
             self.rows.append(replace(row, link=_link(self.sha256, row.linked())))
             if kept:

@@ -54,6 +54,18 @@ def test_a_broadcast_is_encoded_once_for_all_its_receivers():
     assert len({row.sha256 for row in carrier.transcript.rows}) == 2
 
 
+def test_a_delivery_of_which_one_artifact_cannot_be_hashed_leaves_no_row():
+    class Unwritable(StyleStatistics):
+        def encoded_parts(self) -> Iterator[bytes | memoryview]:
+            raise ArtifactError("no bytes")
+
+    carrier, broken = wire(), Unwritable(mean=torch.ones(2), std=torch.ones(2))
+    with pytest.raises(ArtifactError, match="no bytes"):
+        carrier.send_all([message("client:0", "server", style(1.0)), message("client:0", "server", broken)])
+
+    assert (carrier.transcript.rows, carrier.transcript.payloads) == ([], {})
+
+
 def test_a_later_delivery_of_a_changed_artifact_has_the_hash_of_what_it_is_then():
     carrier, sent = wire(), style(1.0)
     carrier.send(message("client:0", "server", sent))
