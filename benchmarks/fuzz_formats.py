@@ -6,13 +6,11 @@ A reader may return or raise an FdgsecError, and nothing else. `tests/fuzz` runs
 import hashlib
 import io
 import json
-import math
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +18,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from PIL import Image
 from safetensors.torch import save
 
+from benchmarks.fuzz_damage import Draw, any_value, changed, changed_json, damaged
 from fdgsec.data.image_sources import ImageFile, decode_image, open_source, text_of
 from fdgsec.experiments.attack_vectors.read_candidates import read_candidates
 from fdgsec.experiments.attack_vectors.read_vectors import read_vectors
@@ -57,24 +56,8 @@ from fdgsec.runtime.checked_files import check_sums, recalled, write_sums
 from fdgsec.runtime.errors import FdgsecError, UsageError
 from fdgsec.runtime.untrusted_text import read_json_object
 
-Draw = np.random.Generator
 CORPUS = Path(__file__).parents[1] / "tests" / "fuzz" / "corpus"
 """Inputs that once crashed a reader, by format."""
-VALUES: Sequence[Any] = (
-    None, True, False, 0, 1, -1, 2, 5, 0.5, -0.0, 1e-300, 1e308, 2**31, 2**62, 2**63, -(2**63), 2**64, 10**25, 10**400,
-    math.nan, math.inf, -math.inf, "", "x", "none", "inf", "nan", "\x00", "é", "a/b", "../../x", "x" * 300, "9" * 5000,
-    [], {}, [[]], [0], [5], ["x"], {"x": 1}, {"": None}, [None] * 3, [1.5, "a"], "client:1", "client:x", "server",
-    "anonymous:2",
-)  # fmt: skip
-"""Values that take the place of others in structured inputs."""
-PIECES: Sequence[bytes] = (
-    b"", b"\x00", b"\xff", b"\xff\xfe", b"[" * 5000, b'{"a":' * 2000, b"9" * 5000, b"-", b"1e999", b"NaN", b"Infinity",
-    b"null", b'"\\ud800"', b"'", b'"', b"\\", b"\n", b"\r\n", b",", b":", b"=", b"{", b"}", b"]", b"(", b"0x", b"0",
-    b"\x80\x04", b"PK\x03\x04", b"\x1b[2J", (2**63 - 1).to_bytes(8, "little"), (2**31 - 1).to_bytes(4, "little"),
-    b"4000000000", b"F8_E4M3", b"C64", b"|O", b"auto", b"inf", b"true", b".", b"#", b"[[", b"__metadata__",
-    b"\xe2\x80\xae",
-)  # fmt: skip
-"""Bytes that are put into others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,58 +77,6 @@ class Format:
     def drawn(self, rng: Draw) -> bytes:
         """Draw a hostile input."""
         return self.hostile(self.valid[int(rng.integers(len(self.valid)))], rng)
-
-
-def damaged(content: bytes, rng: Draw) -> bytes:
-    """Change some bytes: flips, cuts, copies, and pieces that readers stumble over."""
-    made = bytearray(content)
-    for _ in range(int(rng.integers(1, 5))):
-        place = int(rng.integers(len(made) + 1))
-        span = int(rng.integers(1, 9))
-        kind = int(rng.integers(6))
-        if kind == 0 and place < len(made):
-            made[place] ^= 1 << int(rng.integers(8))
-        elif kind == 1 and place < len(made):
-            made[place] = int(rng.integers(256))
-        elif kind == 2:
-            del made[place : place + span]
-        elif kind == 3:
-            made[place : place + int(rng.integers(0, 2)) * span] = PIECES[int(rng.integers(len(PIECES)))]
-        elif kind == 4:
-            made[place:place] = made[max(0, place - 4 * span) : place]
-        elif rng.integers(4) == 0:
-            del made[place:]
-    return bytes(made)
-
-
-def changed(document: Any, rng: Draw) -> Any:
-    """Change plain data somewhere: another value, a missing or an additional entry."""
-    kind = int(rng.integers(8))
-    if isinstance(document, dict) and document and kind:
-        name = sorted(document)[int(rng.integers(len(document)))]
-        if kind == 1:
-            return {key: value for key, value in document.items() if key != name}
-        if kind == 2:
-            return {**document, str(_value(rng)): _value(rng)}
-        return {**document, name: changed(document[name], rng)}
-    if isinstance(document, list) and document and kind:
-        place = int(rng.integers(len(document)))
-        return [*document[:place], changed(document[place], rng), *document[place + 1 :]]
-    return _value(rng)
-
-
-def _value(rng: Draw) -> Any:
-    return VALUES[int(rng.integers(len(VALUES)))]
-
-
-def changed_json(content: bytes, rng: Draw) -> bytes:
-    """Half of the time change the values of a JSON document, else its bytes."""
-    if rng.integers(2):
-        return damaged(content, rng)
-    document = json.loads(content)
-    for _ in range(int(rng.integers(1, 4))):
-        document = changed(document, rng)
-    return json.dumps(document).encode()
 
 
 ARTIFACTS: Sequence[Artifact] = (
@@ -244,7 +175,7 @@ def changed_message(content: bytes, rng: Draw) -> bytes:
         made = changed_json(told["head"][name].encode(), rng)
         told["head"][name] = made.decode(errors="replace")
     else:
-        told["head"] = {**told["head"], sorted(told["head"])[int(rng.integers(len(told["head"])))]: _value(rng)}
+        told["head"] = {**told["head"], sorted(told["head"])[int(rng.integers(len(told["head"])))]: any_value(rng)}
     return json.dumps(told).encode()
 
 
