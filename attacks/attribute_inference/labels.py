@@ -144,12 +144,12 @@ class LabelInference:
         check_at_least(2, {"auxiliary": self.auxiliary})
 
     def plan(self, facts: TargetFacts) -> Sequence[Question]:
-        """Ask for the released rows and for more rows of the same kind; for nothing where rows are pooled over images.
+        """Ask for the released rows and for more rows of the same kind.
 
-        Raises UsageError where the adversary knows no images."""
+        Raises UsageError where rows are pooled over images, or the adversary knows no images."""
         facts.check_images()
         if "StyleStatistics" in facts.artifact_kinds and "ImageStyles" not in facts.artifact_kinds:
-            return []
+            raise UsageError("reads styles of single images; those of this target are pooled over a client's images")
         return [Question(kind="released"), Question(kind="as_if_released", per_class=self.per_class)]
 
     def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:

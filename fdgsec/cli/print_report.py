@@ -70,6 +70,7 @@ def _print_answers(terminal: Console, found: Findings, results: Sequence[AttackR
     _line(terminal, _controls(results))
     for one, several, names in (
         ("failed", "failed", found.failed),
+        ("could not run", "could not run", found.stopped),
         ("does not apply", "do not apply", found.inapplicable),
     ):
         if names:

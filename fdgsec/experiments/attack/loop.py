@@ -9,7 +9,7 @@ from fdgsec.experiments.attack.attack_setting import AttackSetting, Outcome
 from fdgsec.experiments.attack.unread_releases import as_read, partly_read
 from fdgsec.experiments.report.multiplicity import adjusted
 from fdgsec.experiments.report.presentation import figures_of
-from fdgsec.experiments.report.schema import AttackResult
+from fdgsec.experiments.report.schema import COULD_NOT_RUN, AttackResult
 from fdgsec.experiments.report.words import kind_in_words
 from fdgsec.experiments.run_config import RunConfig, build, load_preset
 from fdgsec.experiments.simulated_runs.simulator import Cases
@@ -41,7 +41,7 @@ UPLOADED = frozenset({"StyleStatistics", "StyleDistribution", "ImageStyles", "Am
 RUN_OR_TRAINING = ("released", "cohorts", "trained", "hostile", "breakdown", "guarded_runs", "guarded_exchanges")
 """Questions about the run itself, about training, or about malicious clients."""
 NONE_KEPT = "no attack is kept: fdgsec does not know the code of all that was run; the same command starts anew."
-NOTHING_ASKED = "not run: this target releases no per-image vectors, or has too few images for every request"
+NOTHING_ASKED = f"{COULD_NOT_RUN}there are too few images for every question that it asks"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,14 +224,19 @@ def _run_attack(attack: Attack, setting: AttackSetting) -> Outcome:
     started = time.monotonic()
     try:
         requests = planned(attack, setting)
+    except TooFewImagesError as error:
+        return _skipped(attack, setting, f"{COULD_NOT_RUN}{error}")
     except UsageError as error:
         return _skipped(attack, setting, str(error))
     try:
         answered = _answer_questions(requests, attack, setting)
         if not answered.cases:
-            return _skipped(attack, setting, "; ".join(dict.fromkeys(answered.gaps.values())) or NOTHING_ASKED)
+            gaps = "; ".join(dict.fromkeys(answered.gaps.values()))
+            return _skipped(attack, setting, f"{COULD_NOT_RUN}{gaps}" if gaps else NOTHING_ASKED)
         return _evaluate(attack, setting, answered, started=started)
-    except (UnseenError, TooFewImagesError) as error:  # withheld by a defense, or too few
+    except TooFewImagesError as error:
+        return _skipped(attack, setting, f"{COULD_NOT_RUN}{error}")
+    except UnseenError as error:  # withheld by a defense
         return _skipped(attack, setting, str(error))
     except FdgsecError as error:
         result = AttackResult(

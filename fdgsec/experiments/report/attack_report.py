@@ -45,7 +45,10 @@ class AttackPart(AttackResult):
 
     @property
     def verdict(self) -> str:
-        """The verdict of that row; without one "not applicable", "failed" or "no measurement that is judged"."""
+        """The verdict of that row; without one "not applicable", "could not run", "failed" or "no measurement that is
+        judged"."""
+        if self.could_not_run:
+            return "could not run"
         if self.status != "done":
             return "not applicable" if self.status == "skipped" else "failed"
         found = self.finding

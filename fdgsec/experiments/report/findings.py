@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fdgsec.experiments.report.headlines import HEADLINES, QUESTIONS, Asked, Choice, chosen
-from fdgsec.experiments.report.schema import AttackReport, AttackResult
+from fdgsec.experiments.report.schema import COULD_NOT_RUN, AttackReport, AttackResult
 from fdgsec.experiments.report.words import (
     ADVERSARY_WORDS,
     listed,
@@ -27,6 +27,7 @@ PROCEDURAL = ("shapes", "swatches")
 NO_LEAK = "no leak shown"
 NOT_APPLICABLE = "not applicable"
 NOT_RUN = "not run"
+STOPPED = "could not run"
 FAILED = "failed"
 PLACES = ("domain", "n_per_client", "gallery")
 """The slice entries that say for which clients a measurement is; others say how it was made."""
@@ -107,7 +108,7 @@ class Answer:
 
     @property
     def verdict(self) -> str:
-        """The lead's verdict; without a finding "not applicable", "not run" or "failed"."""
+        """The lead's verdict; without a finding "not applicable", "could not run", "not run" or "failed"."""
         return self.reason if self.lead is None else self.lead.verdict
 
     @property
@@ -123,6 +124,7 @@ class Findings:
     sentence: str
     answers: tuple[Answer, ...]
     inapplicable: Mapping[str, str]
+    stopped: Mapping[str, str]
     failed: Mapping[str, str]
     untested: tuple[str, ...]
 
@@ -138,7 +140,10 @@ def findings_of(report: AttackReport) -> Findings:
     answers = tuple(one for one in answers if one.question != "other" or one.findings)
     return Findings(
         sentence=_sentence(report, answers), answers=answers,
-        inapplicable={each.name: each.reason for each in report.attacks if each.status == "skipped"},
+        inapplicable={
+            each.name: each.reason for each in report.attacks if each.status == "skipped" and not each.could_not_run
+        },
+        stopped={each.name: each.reason.removeprefix(COULD_NOT_RUN) for each in report.attacks if each.could_not_run},
         failed={each.name: each.reason for each in report.attacks if each.status == "failed"},
         untested=_untested(report),
     )  # fmt: skip
@@ -178,6 +183,7 @@ def _answer(question: Asked, results: Sequence[AttackResult]) -> Answer:
     findings = tuple(found for result in mine if (found := finding_of(result)) is not None)
     status = {result.status for result in mine}
     reason = NOT_RUN if not mine else FAILED if "failed" in status else NOT_APPLICABLE if status == {"skipped"} else ""
+    reason = STOPPED if reason == NOT_APPLICABLE and any(result.could_not_run for result in mine) else reason
     return Answer(question=question, findings=findings, reason="" if findings else reason or "no measurement")
 
 
@@ -219,8 +225,18 @@ def _said(report: AttackReport, answers: Sequence[Answer]) -> str:
         ran = [result.name for result in report.attacks if result.status == "done"]
         if ran:
             return f"Undecided for {_scope(report)}: {listed(ran)} measured nothing about what was sent as it was sent."
+        stopped = _stopped(report)
+        if stopped:
+            return f"Not tested: {stopped[0]}."
         return f"Not tested: none of the attacks ({len(report.attacks)}) applies to what {report.target} sends."
     return _no_leak(report, [finding for answer in answers for finding in answer.findings], failures)
+
+
+def _stopped(report: AttackReport) -> list[str]:
+    """A clause about the attacks that apply and could not be run; none where there are none."""
+    names = [result.name for result in report.attacks if result.could_not_run]
+    reasons = {result.reason.removeprefix(COULD_NOT_RUN) for result in report.attacks if result.could_not_run}
+    return [f"{listed(names)} could not run: {'; '.join(sorted(reasons))}"] if names else []
 
 
 def _leak(report: AttackReport, flagged: Sequence[Answer]) -> str:
@@ -264,7 +280,7 @@ def _no_leak(report: AttackReport, findings: Sequence[Finding], failures: Sequen
     open_ones = [one.attack for one in findings if one.size != NO_LEAK]
     if spoiled:
         begun = f"Unreliable: {spoiled[0].attack} is flagged on {name}, but {'; '.join(spoiled[0].faults)}"
-    elif set(by_size) == {NO_LEAK} and not flagged:
+    elif set(by_size) == {NO_LEAK} and not flagged and not _stopped(report):
         begun = f"No leak shown: {len(findings)} of {len(findings)} attacks that apply to {name} found none"
     elif "attack not adapted" in by_size:
         begun = f"Not known: attacks on {name} do not take {listed(_ignored(findings))} into account"
@@ -278,7 +294,7 @@ def _no_leak(report: AttackReport, findings: Sequence[Finding], failures: Sequen
         clauses.append(f"{flagged} of {sum(one.judged - 1 for one in findings)} other measurements are flagged")
     if failures:
         clauses.append(f"{listed(failures)} failed")
-    return "; ".join(clauses) + "."
+    return "; ".join([*clauses, *_stopped(report)]) + "."
 
 
 def _ignored(findings: Sequence[Finding]) -> list[str]:

@@ -28,6 +28,10 @@ class Figure:
     data: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
+COULD_NOT_RUN = "not run: "
+"""What the reason begins with of a skipped attack that reads what was sent, and could not be run on it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class AttackResult:
     """One attack by one adversary: its measurements and controls, or the reason why it did not run.
@@ -50,6 +54,11 @@ class AttackResult:
         """The controls by kind."""
         through = {} if self.target is None else {"through-the-target": [self.target]}
         return {"positive": self.positive, "negative": self.negative, **through}
+
+    @property
+    def could_not_run(self) -> bool:
+        """Whether the attack applies to what was sent, but there were too few images to run it."""
+        return self.status == "skipped" and self.reason.startswith(COULD_NOT_RUN)
 
     def document(self) -> dict[str, object]:
         """The attack as the report writes it. Raises ValueError when (measurement, slice) repeats."""

@@ -30,8 +30,8 @@ def done(name: str, *rows: Measurement, **controls: Any) -> AttackResult:
     return AttackResult(name=name, adversary={"name": "server"}, status="done", measurements=rows, **controls)
 
 
-def skipped(name: str) -> AttackResult:
-    return AttackResult(name=name, adversary={"name": "server"}, status="skipped", reason="reads something else")
+def skipped(name: str, *, reason: str = "reads something else") -> AttackResult:
+    return AttackResult(name=name, adversary={"name": "server"}, status="skipped", reason=reason)
 
 
 def report(attacks: Sequence[AttackResult], **changes: Any) -> AttackReport:
@@ -97,6 +97,28 @@ def test_without_an_attack_that_applies_nothing_is_said_about_a_leak():
     }
     assert set(findings.inapplicable) == {"membership", "poisoning"}
     assert not findings.yes
+
+
+STOPPED = skipped("set-reconstruction", reason="not run: there are too few images")
+
+
+def test_an_attack_that_applies_and_had_too_few_images_is_not_said_to_be_inapplicable():
+    findings = found(STOPPED)
+
+    assert findings.sentence == "Not tested: set-reconstruction could not run: there are too few images."
+    assert verdicts(findings)["who"] == "could not run"
+    assert (dict(findings.inapplicable), dict(findings.stopped)) == (
+        {}, {"set-reconstruction": "there are too few images"},
+    )  # fmt: skip
+
+
+def test_there_is_no_all_clear_beside_an_attack_that_applies_and_could_not_run():
+    findings = found(done("membership", CALM), STOPPED)
+
+    assert findings.sentence == (
+        "Undecided for ccst-overall on pacs, encoder vgg19; membership AUC .51 [.49, .53], baseline .50; "
+        "set-reconstruction could not run: there are too few images."
+    )
 
 
 def test_intervals_that_reach_a_leak_are_undecided_and_never_no():
