@@ -189,7 +189,8 @@ def test_plan_asks_for_single_image_rows_only():
         ("released", 0), ("as_if_released", 60)
     ]  # fmt: skip
     assert [r.kind for r in attack.plan(facts("StyleBank"))] == ["released", "as_if_released"]
-    assert attack.plan(facts("StyleStatistics", "StyleBank")) == []
+    with pytest.raises(UsageError, match="reads styles of single images"):
+        attack.plan(facts("StyleStatistics", "StyleBank"))
 
 
 def test_too_few_own_images_for_a_choice_still_make_a_model():
