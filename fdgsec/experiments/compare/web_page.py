@@ -34,7 +34,7 @@ def page(document: Row) -> str:
         ],
         sentence=sentence(document), grouping=grouping(document), document=document, sections=sections,
         labels=[run["label"] for run in runs], settings=settings_rows(document),
-        sent=[_sent(run) for run in runs], made=[_made(run) for run in runs],
+        sent=[_sent(run) for run in runs], made=_made(runs),
         ended=[(row["name"], *row["values"]) for row in document["attacks"]], glossary=_glossary(document),
     ) + "\n"  # fmt: skip
 
@@ -211,14 +211,17 @@ def _sent(run: Row) -> tuple[str, ...]:
     return run["label"], run["sent"], promised, run["sentence"]
 
 
-def _made(run: Row) -> tuple[str, ...]:
-    size = "the dataset's own" if run["image_size"] is None else f"{run['image_size']} px"
-    facts = (
-        run["target"], run["preset"] or "none", f"{run['dataset']}, {run['images']} images, {size}",
-        run["unseen_domain"], run["encoder"], run["backbone"] or "none", run["adversary"] or "none", run["profile"],
-        run["seed"], run["date"], run["command"], run["folder"], run["transcript_sha256"][:16],
-    )  # fmt: skip
-    return (run["label"], *map(str, facts))
+def _made(runs: Sequence[Row]) -> list[tuple[str, ...]]:
+    """A line for each fact, with its value in every run."""
+    facts = {
+        "target": [run["target"] for run in runs], "preset": [run["preset"] for run in runs],
+        "dataset": [f"{run['dataset']}, {run['images']} images" for run in runs],
+        "image size": [f"{run['image_size']} px" if run["image_size"] else "the dataset's own" for run in runs],
+        **{name.replace("_", " "): [run[name] for run in runs] for name in ("unseen_domain", "encoder", "backbone")},
+        **{name: [run[name] for run in runs] for name in ("adversary", "profile", "seed", "date")},
+        "transcript": [run["transcript_sha256"][:16] for run in runs],
+    }  # fmt: skip
+    return [(name, *map(_as_text, values)) for name, values in facts.items()]
 
 
 def _glossary(document: Row) -> Mapping[str, str]:
