@@ -231,7 +231,8 @@ def _run_attack(attack: Attack, setting: AttackSetting) -> Outcome:
     try:
         answered = _answer_questions(requests, attack, setting)
         if not answered.cases:
-            return _skipped(attack, setting, "; ".join(dict.fromkeys(answered.gaps.values())) or NOTHING_ASKED)
+            gaps = "; ".join(dict.fromkeys(answered.gaps.values()))
+            return _skipped(attack, setting, f"{COULD_NOT_RUN}{gaps}" if gaps else NOTHING_ASKED)
         return _evaluate(attack, setting, answered, started=started)
     except TooFewImagesError as error:
         return _skipped(attack, setting, f"{COULD_NOT_RUN}{error}")

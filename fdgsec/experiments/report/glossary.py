@@ -93,7 +93,7 @@ WORDS: Mapping[str, str] = {
     "undecided": "The interval contains both the baseline and a leak, or the leak does not pass Holm's correction.",
     "no evidence of protection": "The attack may not read the release, or ignores a defense: silence says nothing.",
     "not applicable": "The attack reads nothing that was sent, or nothing that this adversary sees or knows.",
-    "could not run": "The attack applies, and there are too few images to run it: it says nothing.",
+    "could not run": "The attack applies, but lacks images, models or runs that it asks for: it says nothing.",
     "positive control": "Planted information that the attack must find.",
     "negative control": "Exchanged messages, in which the attack must find nothing.",
     "B0": "Control of a reconstruction: the mean image of the adversary's prior.",

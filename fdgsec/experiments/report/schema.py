@@ -57,7 +57,7 @@ class AttackResult:
 
     @property
     def could_not_run(self) -> bool:
-        """Whether the attack applies to what was sent, but there were too few images to run it."""
+        """Whether the attack applies to what was sent, but lacks images, models or further runs that it asks for."""
         return self.status == "skipped" and self.reason.startswith(COULD_NOT_RUN)
 
     def document(self) -> dict[str, object]:

@@ -82,7 +82,7 @@ def test_what_needs_further_runs_is_left_out_with_the_reason(judged: tuple[Attac
     linkage = next(one for one in found.attacks if one.name == "linkage")
     left = [row for one in found.attacks for row in one.measurements if "not answered" in row.slice]
 
-    assert (linkage.status, linkage.reason) == ("skipped", said)
+    assert (linkage.status, linkage.reason, linkage.could_not_run) == ("skipped", f"not run: {said}", True)
     assert {row.unavailable for row in left} == {said}
     assert {"not answered": "as_if_released"} in [row.slice for row in left]
 
