@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -35,7 +35,16 @@ def test_killed_commands_report_the_same_when_they_are_given_again(tmp_path: Pat
     assert sum(row["killed"] for row in rows) >= 3
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Let processes that the test starts be interrupted, also where it runs in the background of a shell."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("interruptible")
 def test_an_interruption_says_what_is_kept_and_the_same_command_keeps_it(tmp_path: Path):
     kept, out = tmp_path / "cache" / "attacks", ["--out", str(tmp_path / "out")]
     with subprocess.Popen(
