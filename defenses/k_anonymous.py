@@ -25,7 +25,7 @@ from fdgsec.federation.artifacts import (
 from fdgsec.federation.defense import Outgoing, Protected
 from fdgsec.federation.method import SHARED_ROWS, Method
 from fdgsec.privacy.guarantees import RecordMixing
-from fdgsec.runtime.errors import UnseenError, UsageError
+from fdgsec.runtime.errors import UsageError, WithheldError
 from fdgsec.runtime.secret_streams import SecretStream
 
 
@@ -60,7 +60,7 @@ class KAnonymous:
     def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
         """Replace every row by the mean of its group; a pooled style is unchanged.
 
-        Raises UnseenError where fewer than k images are behind what would be released."""
+        Raises WithheldError where fewer than k images are behind what would be released."""
         artifact, sender = outgoing.artifact, outgoing.sender
         if isinstance(artifact, StyleStatistics | StyleDistribution):
             self._check_count(len(sender.client.data), "images", sender.name)
@@ -77,7 +77,7 @@ class KAnonymous:
 
     def _check_count(self, count: int, of: str, client: str) -> None:
         if count < self.k:
-            raise UnseenError(
+            raise WithheldError(
                 f"k-anonymous: {client} would release {count} {of}, fewer than k = {self.k}, so that nothing may "
                 f"leave it; lower k (--defense k-anonymous:k={max(count, 2)}), or let clients hold or release more."
             )

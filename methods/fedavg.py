@@ -110,8 +110,8 @@ class WeightedMean:
 
     def _entries(self, update: Update) -> dict[str, Tensor]:
         """What of an update is averaged, held against the model and against the updates before."""
-        if not (math.isfinite(update.weight) and update.weight > 0):
-            raise ArtifactError(f"its weight is {update.weight:g}; models are averaged by weights above 0.")
+        if not (math.isfinite(update.weight) and update.weight >= 0):
+            raise ArtifactError(f"its weight is {update.weight:g}; models are averaged by weights of 0 or more.")
         missing = next((slot for slot in self.slots if slot not in update.artifacts), None)
         if missing is not None:
             raise ArtifactError(f"artifact {missing} is missing; it has {', '.join(update.artifacts) or 'none'}.")
@@ -119,15 +119,18 @@ class WeightedMean:
         known = {name: value for name, value in self.model.state.state.items() if name in entries}
         said = _difference({name: entries[name] for name in known}, _forms(known), "the model that was sent out")
         said = said or (_difference(entries, self.forms, "every update before") if self.forms else "")
-        left_out = next((name for name in known if self.forms and name not in self.forms), None)
-        if said and left_out is not None:
-            said = f"it holds entry {left_out} of the model, which the updates before left out; either may be wrong"
+        left_out = [name for name in known if self.forms and name not in self.forms]
+        others = {name: value for name, value in entries.items() if name not in left_out}
+        if left_out and not _difference(others, self.forms, ""):
+            said = f"it holds entry {left_out[0]} of the model, which the updates before left out; either may be wrong"
         if said:
             raise ArtifactError(f"{said}.")
         return entries
 
     def result(self) -> tuple[GlobalModel, State]:
-        """Divide by the sum of the weights."""
+        """Divide by the sum of the weights. Raises ArtifactError where all are 0."""
+        if not self.total:
+            raise ArtifactError("every update has the weight 0, so that models have no mean.")
         made = {name: value.clone() for name, value in self.counters.items()}
         made |= {name: (value / self.total).to(self.dtypes[name]) for name, value in self.sums.items()}
         return self.model.with_state({**self.model.state.state, **made}), self.server

@@ -34,7 +34,7 @@ from fdgsec.attacks.statistics.reference_federations import (
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.nn.networks.classifiers import Classifier
-from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.errors import CannotRunError, UsageError
 from fdgsec.runtime.random_streams import child
 from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.answers import Membership, SetMembership
@@ -78,10 +78,10 @@ class ModelMembership:
         check_at_least(2, {"sets": self.sets})
 
     def plan(self, facts: TargetFacts) -> Sequence[Question]:
-        """Ask about the trained run. Raises UsageError in the quick profile without `references`."""
+        """Ask about the trained run. Raises CannotRunError in the quick profile without `references`."""
         if self.references is None and facts.profile == "quick":
-            raise UsageError(
-                f"runs in the full profile only: it trains {FULL} reference federations; or set "
+            raise CannotRunError(
+                f"it runs in the full profile only: it trains {FULL} reference federations; or set "
                 "attacks.model-membership.references"
             )
         facts.check_images()

@@ -31,8 +31,16 @@ class UnseenError(UsageError):
     """A message that the adversary did not observe: a defense hides it, or the method does not send it (exit 2)."""
 
 
-class TooFewImagesError(UsageError):
+class CannotRunError(UsageError):
+    """An attack that applies to what was sent, and lacks images, models or further runs that it asks for (exit 2)."""
+
+
+class TooFewImagesError(CannotRunError):
     """An adversary that has no images to learn from, though it may have some: the dataset is too small (exit 2)."""
+
+
+class WithheldError(UnseenError, CannotRunError):
+    """A message of so few images or clients that a defense lets nothing leave; larger ones would have left (exit 2)."""
 
 
 class MissingResourceError(FdgsecError):

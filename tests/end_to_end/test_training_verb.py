@@ -112,3 +112,18 @@ def test_what_cannot_be_trained_is_refused_in_one_line(
     assert said in told
     assert told.count("\n") == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_seeds_whose_clients_hold_different_domains_have_a_mean_over_those_of_all(tmp_path: Path):
+    few = ["--per-class", "2", "--partition", "dirichlet", "--heterogeneity", "0.3", "--clients", "3"]
+    given = ["--dataset", "shapes", "--image-size", "32", "--rounds", "1", "--backbone", "tiny", *few]
+    assert main(["train", "--method", "fedavg", *given, "--seeds", "4", "--out", str(tmp_path / "run")]) == 0
+
+    found = json.loads((tmp_path / "run" / "seeds.json").read_text())
+    held = [
+        set(json.loads((tmp_path / "run" / f"seed{seed}" / "report.json").read_text())["accuracy"]["per_domain"])
+        for seed in found["seeds"]
+    ]
+    assert set(found["per_domain"]) == set.intersection(*held)
+    assert len(set(map(frozenset, held))) > 1
+    assert "own_domains" not in found

@@ -16,7 +16,7 @@ from fdgsec.experiments.simulated_runs.simulator import Cases
 from fdgsec.federation.artifacts import InterpolationStyle
 from fdgsec.federation.malicious_client_protocol import Forges
 from fdgsec.metrics.measurement import Measurement
-from fdgsec.runtime.errors import FdgsecError, TooFewImagesError, UnseenError, UsageError
+from fdgsec.runtime.errors import CannotRunError, FdgsecError, UnseenError, UsageError
 from fdgsec.runtime.interruption import telling
 from fdgsec.runtime.progress import Progressive
 from fdgsec.runtime.random_streams import stream
@@ -41,7 +41,7 @@ UPLOADED = frozenset({"StyleStatistics", "StyleDistribution", "ImageStyles", "Am
 RUN_OR_TRAINING = ("released", "cohorts", "trained", "hostile", "breakdown", "guarded_runs", "guarded_exchanges")
 """Questions about the run itself, about training, or about malicious clients."""
 NONE_KEPT = "no attack is kept: fdgsec does not know the code of all that was run; the same command starts anew."
-NOTHING_ASKED = f"{COULD_NOT_RUN}there are too few images for every question that it asks"
+NOTHING_ASKED = f"{COULD_NOT_RUN}its options and the number of images leave it nothing to ask"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +183,7 @@ def planned_rows(attacks: Sequence[Attack], setting: AttackSetting) -> list[tupl
                     _check_seen(attack, cases)
             if not answered:
                 raise UsageError(NOTHING_ASKED)
-        except (UsageError, UnseenError, TooFewImagesError) as error:
+        except UsageError as error:
             rows.append((attack.name, f"skipped: {error}"))
         else:
             rows.append((attack.name, "runs"))
@@ -224,7 +224,7 @@ def _run_attack(attack: Attack, setting: AttackSetting) -> Outcome:
     started = time.monotonic()
     try:
         requests = planned(attack, setting)
-    except TooFewImagesError as error:
+    except CannotRunError as error:
         return _skipped(attack, setting, f"{COULD_NOT_RUN}{error}")
     except UsageError as error:
         return _skipped(attack, setting, str(error))
@@ -234,7 +234,7 @@ def _run_attack(attack: Attack, setting: AttackSetting) -> Outcome:
             gaps = "; ".join(dict.fromkeys(answered.gaps.values()))
             return _skipped(attack, setting, f"{COULD_NOT_RUN}{gaps}" if gaps else NOTHING_ASKED)
         return _evaluate(attack, setting, answered, started=started)
-    except TooFewImagesError as error:
+    except CannotRunError as error:
         return _skipped(attack, setting, f"{COULD_NOT_RUN}{error}")
     except UnseenError as error:  # withheld by a defense
         return _skipped(attack, setting, str(error))

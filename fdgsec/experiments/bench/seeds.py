@@ -75,7 +75,8 @@ def _means(reports: Sequence[AttackReport]) -> dict[str, object]:
         if all(name in document for document in documents):
             result[name] = mean_of([float(document[name]["value"]) for document in documents]).document()
     own = [own_domain_accuracy(document) for document in documents]
-    if None not in own:
+    alike = all(document["per_domain"].keys() == first["per_domain"].keys() for document in documents)
+    if None not in own and alike:  # else a mean over seeds would be one over different domains
         result["own_domains"] = mean_of([value for value in own if value is not None]).document()
     if all("steps" in document for document in documents):
         names = ("per_client_and_round", "total")
@@ -83,5 +84,6 @@ def _means(reports: Sequence[AttackReport]) -> dict[str, object]:
     result["per_domain"] = {
         domain: mean_of([float(document["per_domain"][domain]["value"]) for document in documents]).document()
         for domain in first["per_domain"]
+        if all(domain in document["per_domain"] for document in documents)
     }
     return result

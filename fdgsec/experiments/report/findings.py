@@ -95,6 +95,8 @@ class Answer:
     question: Asked
     findings: tuple[Finding, ...]
     reason: str = ""
+    lacking: str = ""
+    """Which of its attacks could not run or failed, in words; beside them nothing gives an all-clear."""
 
     @property
     def asks(self) -> str:
@@ -109,12 +111,20 @@ class Answer:
     @property
     def verdict(self) -> str:
         """The lead's verdict; without a finding "not applicable", "could not run", "not run" or "failed"."""
-        return self.reason if self.lead is None else self.lead.verdict
+        if self.lead is None:
+            return self.reason
+        return f"undecided: {self.lacking}" if self._open else self.lead.verdict
 
     @property
     def size(self) -> str:
         """The first words of the verdict."""
-        return self.reason if self.lead is None else self.lead.size
+        if self.lead is None:
+            return self.reason
+        return "undecided" if self._open else self.lead.size
+
+    @property
+    def _open(self) -> bool:
+        return bool(self.lacking) and self.lead is not None and self.lead.size == NO_LEAK
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +194,15 @@ def _answer(question: Asked, results: Sequence[AttackResult]) -> Answer:
     status = {result.status for result in mine}
     reason = NOT_RUN if not mine else FAILED if "failed" in status else NOT_APPLICABLE if status == {"skipped"} else ""
     reason = STOPPED if reason == NOT_APPLICABLE and any(result.could_not_run for result in mine) else reason
-    return Answer(question=question, findings=findings, reason="" if findings else reason or "no measurement")
+    stopped, failed = (
+        [result.name for result in mine if result.could_not_run],
+        [result.name for result in mine if result.status == "failed"],
+    )
+    lacking = [f"{listed(names)} {said}" for names, said in ((stopped, STOPPED), (failed, FAILED)) if names]
+    return Answer(
+        question=question, findings=findings, reason="" if findings else reason or "no measurement",
+        lacking="; ".join(lacking),
+    )  # fmt: skip
 
 
 def _sentence(report: AttackReport, answers: Sequence[Answer]) -> str:
@@ -221,10 +239,13 @@ def _said(report: AttackReport, answers: Sequence[Answer]) -> str:
     failures = [result.name for result in report.attacks if result.status == "failed"]
     if not leads:
         if failures:
-            return f"Not known: {listed(failures)} failed, and no other attack measured anything."
+            told = "".join(f"; {clause}" for clause in _stopped(report))
+            return f"Not known: {listed(failures)} failed, and no other attack measured anything{told}."
         ran = [result.name for result in report.attacks if result.status == "done"]
         if ran:
-            return f"Undecided for {_scope(report)}: {listed(ran)} measured nothing about what was sent as it was sent."
+            told = "".join(f"; {clause}" for clause in _stopped(report))
+            said = f"{listed(ran)} measured nothing about what was sent as it was sent"
+            return f"Undecided for {_scope(report)}: {said}{told}."
         stopped = _stopped(report)
         if stopped:
             return f"Not tested: {stopped[0]}."
@@ -280,7 +301,7 @@ def _no_leak(report: AttackReport, findings: Sequence[Finding], failures: Sequen
     open_ones = [one.attack for one in findings if one.size != NO_LEAK]
     if spoiled:
         begun = f"Unreliable: {spoiled[0].attack} is flagged on {name}, but {'; '.join(spoiled[0].faults)}"
-    elif set(by_size) == {NO_LEAK} and not flagged and not _stopped(report):
+    elif set(by_size) == {NO_LEAK} and not (flagged or failures or _stopped(report)):
         begun = f"No leak shown: {len(findings)} of {len(findings)} attacks that apply to {name} found none"
     elif "attack not adapted" in by_size:
         begun = f"Not known: attacks on {name} do not take {listed(_ignored(findings))} into account"

@@ -7,7 +7,7 @@ from fdgsec.federation.artifacts import Artifact, ModelState, decode
 from fdgsec.federation.client_step import run_client_step
 from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.engines.state import MemoryStates, StateStore
-from fdgsec.federation.engines.unchanged_requests import unchanged
+from fdgsec.federation.engines.unchanged_requests import own_state, unchanged
 from fdgsec.federation.method import Client, GlobalModel, Inbox, Method, Reply, Step, StepRequest
 from fdgsec.runtime.errors import message_line
 
@@ -59,7 +59,7 @@ class LocalEngine:
     def answers(self, step: Step, requests: Mapping[str, StepRequest]) -> Iterator[tuple[str, Reply | str]]:
         """Run `step` on one client after the other; a reply is given away before the next one begins.
 
-        Raises ReceivedChangedError after the last one where one has written into what others receive, too."""
+        Raises ReceivedChangedError where one has changed what others receive: after the last, or one that failed."""
         with unchanged(step, requests):
             for client in self.members:
                 if client.name in requests:
@@ -82,5 +82,5 @@ class LocalEngine:
         if self.recode:
             reply = replace(reply, artifacts=_recoded(reply.artifacts))
         if not state or state is not before:  # stylized images need not be stored again in every round
-            self.states.write(client.name, state)
+            self.states.write(client.name, own_state(state, request))
         return reply

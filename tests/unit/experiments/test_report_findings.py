@@ -119,6 +119,15 @@ def test_there_is_no_all_clear_beside_an_attack_that_applies_and_could_not_run()
         "Undecided for ccst-overall on pacs, encoder vgg19; membership AUC .51 [.49, .53], baseline .50; "
         "set-reconstruction could not run: there are too few images."
     )
+    assert verdicts(findings)["who"] == "undecided: set-reconstruction could not run"
+
+
+def test_there_is_no_all_clear_beside_an_attack_that_failed():
+    broken = AttackResult(name="set-reconstruction", adversary={"name": "server"}, status="failed", reason="no memory")
+    findings = found(done("membership", CALM), broken)
+
+    assert findings.sentence.startswith("Undecided for ccst-overall")
+    assert verdicts(findings)["who"] == "undecided: set-reconstruction failed"
 
 
 def test_intervals_that_reach_a_leak_are_undecided_and_never_no():

@@ -218,14 +218,32 @@ def _through_numpy(value: Tensor) -> None:
     value.detach().numpy()[...] += 1
 
 
-@pytest.mark.parametrize("write", [_through_torch, _through_data, _through_numpy])
-def test_a_method_that_writes_into_the_model_it_received_ends_the_run(
-    write: Callable[[Tensor], None], clients: list[Client]
+def _with(write: Callable[[Tensor], object]) -> Callable[[GlobalModel], object]:
+    return lambda model: write(next(iter(model.state.state.values())))
+
+
+def _entry(model: GlobalModel) -> None:
+    name, value = next(iter(model.state.state.items()))
+    model.state.state[name] = value + 1  # type: ignore[index]
+
+
+def _artifact(model: GlobalModel) -> None:
+    object.__setattr__(model, "state", model.with_state({k: v + 1 for k, v in model.state.state.items()}).state)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [_with(_through_torch), _with(_through_data), _with(_through_numpy), _with(lambda v: v.fill_(torch.nan)),
+     _entry, _artifact],
+)  # fmt: skip
+def test_a_method_that_changes_the_model_it_received_ends_the_run(
+    change: Callable[[GlobalModel], object], clients: list[Client]
 ):
     class Careless(FedAvg):
         def fit(self, client: Client, *, model: GlobalModel, **rest: Any) -> tuple[Update, State]:
-            write(next(iter(model.state.state.values())))
-            return super().fit(client, model=model, **rest)
+            done = super().fit(client, model=model, **rest)
+            change(model)
+            return done
 
     method = Careless(plan=TrainingPlan(batch_size=8))
     with pytest.raises(ReceivedChangedError, match=r"step 'fit' of the method wrote into .* of the model"):
@@ -253,7 +271,25 @@ def test_over_a_network_a_method_may_write_into_what_it_received(clients: list[C
     _trained(Careless(plan=TrainingPlan(batch_size=8)), clients, recode=True)
 
 
-def _trained(method: Method, clients: list[Client], *, recode: bool = False) -> None:
+def test_what_a_client_remembers_of_the_model_is_its_own(clients: list[Client]):
+    seen: list[float] = []
+
+    class Remembers(FedAvg):
+        def fit(self, client: Client, *, model: GlobalModel, state: State, **rest: Any) -> tuple[Update, State]:
+            value = next(iter(model.state.state.values()))
+            if "mean" in state:
+                seen.append(float(state["mean"].sum()))
+                state["mean"].add_(1)
+            update, _ = super().fit(client, model=model, state={}, **rest)
+            return update, {"mean": state.get("mean", value)}
+
+    _trained(Remembers(plan=TrainingPlan(batch_size=8)), clients, rounds=2)
+
+    assert len(seen) == 3
+    assert len(set(seen)) == 1
+
+
+def _trained(method: Method, clients: list[Client], *, recode: bool = False, rounds: int = 1) -> None:
     wire = Wire(secret=lambda message, number: simulated_stream(0, message.sender, number))
     engine = LocalEngine(members=clients, method=method, seed=0, recode=recode)
-    RoundLoop(method=method, engine=engine, wire=wire, key=simulated_key(0), rounds=1).run(start())
+    RoundLoop(method=method, engine=engine, wire=wire, key=simulated_key(0), rounds=rounds).run(start())

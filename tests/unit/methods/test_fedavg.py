@@ -105,10 +105,27 @@ def test_the_mean_copies_counters_of_the_first_and_keeps_what_nobody_sent():
     assert all(torch.equal(made[name], value) for name, value in kept.items())
 
 
-@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
 def test_a_weight_that_makes_no_mean_is_refused(weight: float):
-    with pytest.raises(ArtifactError, match="models are averaged by weights above 0"):
+    with pytest.raises(ArtifactError, match="models are averaged by weights of 0 or more"):
         mean_of([{"w": torch.ones(2)}, {"w": torch.ones(2)}], [1.0, weight])
+
+
+def test_a_weight_of_0_leaves_an_update_out_and_weights_of_0_alone_have_no_mean():
+    ones, twos = {"w": torch.ones(2)}, {"w": torch.full((2,), 2.0)}
+
+    assert mean_of([ones, twos], [0.0, 3.0])["w"].tolist() == [2.0, 2.0]
+    with pytest.raises(ArtifactError, match="every update has the weight 0"):
+        mean_of([ones, twos], [0.0, 0.0])
+
+
+def test_an_entry_of_another_shape_is_named_also_where_updates_before_left_one_out():
+    model = dict(start().state.state)
+    first, second, *_ = model
+    less = {key: value for key, value in model.items() if key != first}
+
+    with pytest.raises(ArtifactError, match=f"entry {second} holds numbers of shape"):
+        mean_of([less, {**model, second: torch.ones(1, 1)}], [1.0, 1.0])
 
 
 def test_where_updates_before_left_an_entry_out_no_side_is_blamed():
