@@ -84,7 +84,7 @@ def test_decoded_images_stay_in_range_whatever_the_features() -> None:
     assert float(drawn.max()) <= 1
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def test_no_image_sees_the_others_in_its_batch() -> None:
     batch = images(5)
     together = mini().encode(batch)
@@ -203,7 +203,7 @@ def test_every_channel_varies_over_shapes() -> None:
     assert bool((means.std(0) > 1e-3 * means.mean(0).abs().median()).all())
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def test_mini_rebuilds_shapes() -> None:
     batch = as_float(little_shapes().pixels())
 
@@ -212,7 +212,7 @@ def test_mini_rebuilds_shapes() -> None:
     assert float((-10 * error.log10()).mean()) > 22
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def test_a_swap_on_shapes_takes_the_style_and_keeps_the_content() -> None:
     pixels = as_float(little_shapes().pixels())
     content, style = mini().encode(pixels), mini().encode(pixels.roll(16, 0))  # 16 a domain: the next domain's image
@@ -230,7 +230,7 @@ def test_a_swap_on_shapes_takes_the_style_and_keeps_the_content() -> None:
     assert float((normal * new_normal).mean((1, 2, 3)).median()) > 0.8
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def test_a_blank_image_has_finite_statistics_and_can_be_restyled() -> None:
     blank = mini().encode(torch.ones(1, 3, 64, 64))
     mean, std = style_of(mini().encode(images(1)))
