@@ -39,7 +39,7 @@ slow: $(VENV)/installed
 
 # as users run it: no variable says how many threads
 engines: $(VENV)/installed
-	env -u OMP_NUM_THREADS $(BIN)/python -m pytest tests/end_to_end/test_threads.py tests/unit/federation/test_engines.py
+	env -u OMP_NUM_THREADS $(BIN)/python -m pytest tests/end_to_end/test_threads.py tests/unit/federation/test_engines.py tests/unit/federation/test_engines_processes.py
 
 # hours, and no part of CI: docs/testing.md
 mutants: $(VENV)/installed
