@@ -5,6 +5,8 @@ their classes, which then looks at reconstructions. Beside it stand what needs n
 logistic regression infers from the style itself, and the one recognized in the public picture of the nearest style
 (control B2); and the class recognized in the reconstruction of another row (B3), which knows nothing of this one."""
 
+import hashlib
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -28,6 +30,7 @@ FOLDS = 5
 LEAST_PER_CLASS = FOLDS
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1)
 """scikit-learn's C for standardized features, of which cross-validation takes one."""
+MOST_KEPT = 32  # fits that a process keeps: a few MB
 PICTURE, NEAREST, EXCHANGED, STYLE = "picture", "nearest public picture", "exchanged picture", "style alone"
 
 
@@ -48,8 +51,25 @@ class LinearClasses:
         return torch.from_numpy(found).to(torch.int64)
 
 
+_FITTED: OrderedDict[bytes, LinearClasses] = OrderedDict()  # memo: hash of features and labels -> fit, oldest first
+
+
 def fit_classes(features: Tensor, labels: Tensor) -> LinearClasses:
-    """Fit `features` (N, D) to `labels` (N,), without classes of fewer than LEAST_PER_CLASS rows."""
+    """Fit `features` (N, D) to `labels` (N,), without classes of fewer than LEAST_PER_CLASS rows.
+
+    The same rows, of another prior, population or run, are fitted once in a process."""
+    rows = hashlib.sha256(f"{features.dtype} {tuple(features.shape)}".encode())
+    for part in (features, labels):
+        rows.update(part.contiguous().numpy().data)
+    key = rows.digest()
+    _FITTED[key] = _FITTED.get(key) or _fit(features, labels)
+    _FITTED.move_to_end(key)
+    if len(_FITTED) > MOST_KEPT:
+        _FITTED.popitem(last=False)
+    return _FITTED[key]
+
+
+def _fit(features: Tensor, labels: Tensor) -> LinearClasses:
     known = frequent(labels)
     rows, labels = features[known].double(), labels[known]
     center, spread = rows.mean(0), rows.std(0)
