@@ -58,6 +58,10 @@ def print_seeds(found: Mapping[str, Any], *, as_json: bool, out: Path | None) ->
         return
     scores = {f"accuracy on {found['unseen_domain']} (unseen)": found["accuracy"]}
     scores |= {f"weighted {name}": found[name] for name in ("auc", "f1") if name in found}
+    if "adapted" in found:
+        scores[f"accuracy after {found['adapted']['adaptation']}"] = found["adapted"]
+    if "validation_domain" in found:
+        scores[f"accuracy on {found['validation_domain']['domain']} (unseen as well)"] = found["validation_domain"]
     scores |= {f"validation accuracy on {domain}": mean for domain, mean in found["per_domain"].items()}
     scores |= {"validation accuracy, mean over own domains": found["own_domains"]} if "own_domains" in found else {}
     rows = [

@@ -122,8 +122,9 @@ def command(
         chosen = range(seed, seed + seeds)
         with progress_bars() as progress, _told_when_interrupted(folder):
             found = train_seeds(
-                config, chosen, data_root=data_root, out=folder, progress=progress, federation=runner, fresh=fresh
-            )
+                config, chosen, data_root=data_root, out=folder, progress=progress, federation=runner, fresh=fresh,
+                engine=f"{engine} {quorum:g}",
+            )  # fmt: skip
         print_seeds(found, as_json=as_json, out=folder)
         return 0
     with progress_bars() as progress, _told_when_interrupted(folder):

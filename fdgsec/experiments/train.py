@@ -11,6 +11,7 @@ import torch
 from fdgsec.data.domains import DomainDataset
 from fdgsec.data.official_split_masks import official_mask, require_official
 from fdgsec.data.partition import split_validation
+from fdgsec.experiments.finished_training import FinishedTraining
 from fdgsec.experiments.report.accuracy import accuracy_document, adapted_document, steps_document
 from fdgsec.experiments.report.attack_report import report_files
 from fdgsec.experiments.report.schema import AttackReport
@@ -158,11 +159,13 @@ def train(
     progress: Progressive,
     federation: Federation = federate,
     fresh: bool = False,
+    reuse: str = "",
 ) -> AttackReport:
     """Train `config.method` and return the report (without attacks); with `out`, also write the run directory.
 
     `federation` runs the rounds: in this process, or on an engine whose clients have the same images. In this process
     every round is kept under `out` until the run is written, and an interrupted run goes on there, unless `fresh`.
+    With `reuse`, which says by what engine runs are made, a finished one under `out` is read in place of another.
     Raises UsageError where `out` holds an unfinished run with other settings."""
     started = time.monotonic()
     if out is not None:
@@ -170,8 +173,14 @@ def train(
     world, request, validation = training_inputs(config, data_root=data_root, progress=progress)
     unseen = unseen_images(world, config)
     adaptation = _adaptation(config, request.initial)
+    finished = None
     if out is not None:
-        request = replace(request, checkpoints=_checkpoints(out, world, request, fresh=fresh))
+        checkpoints = _checkpoints(out, world, request, fresh=fresh)
+        request = replace(request, checkpoints=checkpoints)
+        if reuse and checkpoints is not None:
+            finished = FinishedTraining(folder=out, key=f"{checkpoints.key} {reuse}")
+    if finished is not None and not fresh and (known := finished.read()) is not None:
+        return known
     trained = federation(request)
     accuracy: dict[str, object] | None = None
     if config.rounds:
@@ -186,6 +195,8 @@ def train(
     report = report_of(trained, config, dataset_document(world.dataset, roles), accuracy, started)
     if out is not None:
         write_run(report, trained, config, out)
+    if finished is not None:
+        finished.keep()
     return report
 
 

@@ -32,6 +32,47 @@ def test_several_seeds_leave_a_folder_each_and_their_mean(tmp_path: Path, capsys
     assert "mean over own domains" in printed
 
 
+def test_several_seeds_average_a_second_unseen_domain_and_adaptation_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    split = ["--target-domain", "sketch", "--validation-domain", "photo", "--adapt", "tent", "--seeds", "2"]
+    assert main(["train", *SMALL, *split, "--out", str(tmp_path / "run")]) == 0
+
+    found = json.loads((tmp_path / "run" / "seeds.json").read_text())
+    single = [json.loads((tmp_path / "run" / f"seed{n}" / "report.json").read_text())["accuracy"] for n in (0, 1)]
+    page, printed = (tmp_path / "run" / "seeds.html").read_text(), capsys.readouterr().out
+    for name, key, given in (("validation_domain", "domain", "photo"), ("adapted", "adaptation", "tent")):
+        assert found[name][key] == given
+        assert found[name]["value"] == pytest.approx(sum(each[name]["value"] for each in single) / 2)
+    assert "unseen, for choosing between models" in page
+    assert "adapted to it: tent" in page
+    assert "accuracy on photo (unseen as well)" in printed
+    assert "accuracy after tent" in printed
+
+
+def test_a_finished_seed_is_read_back_unless_it_or_its_settings_changed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    run = ["train", *SMALL, "--seeds", "2", "--out", str(tmp_path / "run")]
+    assert main(run) == 0
+    first = (tmp_path / "run" / "seeds.json").read_bytes()
+    (tmp_path / "run" / "seeds.json").unlink()
+    written = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").glob("seed*/report.json")}
+
+    assert main(run) == 0
+    assert (tmp_path / "run" / "seeds.json").read_bytes() == first
+    assert all(path.stat().st_mtime_ns == stamp for path, stamp in written.items())
+    assert capsys.readouterr().err.count("is finished and used again") == 2
+
+    (tmp_path / "run" / "seed0" / "curve.json").write_text("[]")  # altered: trained anew
+    assert main(run) == 0
+    assert "it is trained anew" in capsys.readouterr().err
+    assert main([*run, "--lr", "0.5"]) == 0
+    assert "used again" not in capsys.readouterr().err
+    assert main([*run, "--lr", "0.5", "--fresh"]) == 0
+    assert "used again" not in capsys.readouterr().err
+
+
 def test_two_domains_left_out_are_trained_on_by_nobody_and_both_measured(tmp_path: Path):
     split = ["--target-domain", "sketch", "--validation-domain", "photo"]
     assert main(["train", *SMALL, *split, "--out", str(tmp_path / "run")]) == 0

@@ -9,8 +9,8 @@ from fdgsec.experiments.attack.attack_setting import AttackSetting, Outcome
 from fdgsec.experiments.attack.unread_releases import as_read, partly_read
 from fdgsec.experiments.report.multiplicity import adjusted
 from fdgsec.experiments.report.presentation import figures_of
-from fdgsec.experiments.report.schema import COULD_NOT_RUN, AttackResult
-from fdgsec.experiments.report.words import kind_in_words
+from fdgsec.experiments.report.schema import COULD_NOT_RUN, NOT_ANSWERED, AttackResult
+from fdgsec.experiments.report.words import kind_in_words, listed
 from fdgsec.experiments.run_config import RunConfig, build, load_preset
 from fdgsec.experiments.simulated_runs.simulator import Cases
 from fdgsec.federation.artifacts import InterpolationStyle
@@ -41,16 +41,22 @@ UPLOADED = frozenset({"StyleStatistics", "StyleDistribution", "ImageStyles", "Am
 RUN_OR_TRAINING = ("released", "cohorts", "trained", "hostile", "breakdown", "guarded_runs", "guarded_exchanges")
 """Questions about the run itself, about training, or about malicious clients."""
 NONE_KEPT = "no attack is kept: fdgsec does not know the code of all that was run; the same command starts anew."
+TOO_LARGE = "too large"
+"""The slice key of questions about clients of more images than there are."""
 NOTHING_ASKED = f"{COULD_NOT_RUN}its options and the number of images leave it nothing to ask"
 
 
 @dataclass(frozen=True, kw_only=True)
 class _AnsweredQuestions:
-    """The cases of all answered questions, and the reason for each question that was not, or only partly, answered."""
+    """The cases of all answered questions, and the reason for each question that was not, or only partly, answered.
+
+    `too_large` has the questions about clients of more images than the dataset has for them: such clients there are
+    none, so that nothing else is put in doubt."""
 
     cases: list[Case] = field(default_factory=list)
     truths: list[Truth] = field(default_factory=list)
     gaps: dict[str, str] = field(default_factory=dict)
+    too_large: dict[str, str] = field(default_factory=dict)
 
 
 def attack_named(name: str, config: RunConfig) -> Attack:
@@ -231,7 +237,7 @@ def _run_attack(attack: Attack, setting: AttackSetting) -> Outcome:
     try:
         answered = _answer_questions(requests, attack, setting)
         if not answered.cases:
-            gaps = "; ".join(dict.fromkeys(answered.gaps.values()))
+            gaps = "; ".join(dict.fromkeys([*answered.gaps.values(), *answered.too_large.values()]))
             return _skipped(attack, setting, f"{COULD_NOT_RUN}{gaps}" if gaps else NOTHING_ASKED)
         return _evaluate(attack, setting, answered, started=started)
     except CannotRunError as error:
@@ -258,14 +264,38 @@ def _cases(question: Question, attack: Attack, setting: AttackSetting) -> Cases:
 
 def _answer_questions(requests: Sequence[Question], attack: Attack, setting: AttackSetting) -> _AnsweredQuestions:
     answered = _AnsweredQuestions()
+    found = dict[Question, Cases]()
     for question in requests:
         reason = setting.questions.gap(question, attack)
         if reason:
             answered.gaps[_describe(question)] = reason
-        for case, truth in _cases(question, attack, setting):
+        found[question] = _cases(question, attack, setting)
+        for case, truth in found[question]:
             answered.cases.append(case)
             answered.truths.append(truth)
+    for question in found:
+        lacking = "" if _describe(question) in answered.gaps else _too_large(question, found)
+        if lacking:
+            answered.too_large[_describe(question)] = lacking
     return answered
+
+
+def _too_large(question: Question, found: Mapping[Question, Cases]) -> str:
+    """Why clients of as many images as a question asks for are missing, in the domains that smaller ones have."""
+    if not question.records or question.kind in RUN_OR_TRAINING:
+        return ""
+    domains = {
+        str(case.slice["domain"])
+        for other, cases in found.items()
+        if other.kind == question.kind
+        for case, _ in cases
+        if "domain" in case.slice
+    }
+    missing = sorted(domains - {str(case.slice.get("domain")) for case, _ in found[question]})
+    if found[question] and (not missing or any("domain" not in case.slice for case, _ in found[question])):
+        return ""
+    where = f"of {listed(missing)} " if missing else ""
+    return f"too few images {where}for clients of {question.records:,}"
 
 
 def _describe(question: Question) -> str:
@@ -307,7 +337,10 @@ def _evaluate(attack: Attack, setting: AttackSetting, answered: _AnsweredQuestio
     result = AttackResult(
         name=attack.name, adversary=_adversary_document(setting.adversary), status="done",
         seconds=time.monotonic() - started, figures=figures, positive=positive,
-        measurements=[*measurements, *_unavailable_rows(control.measurement, answered.gaps)],
+        measurements=[
+            *measurements, *_unavailable_rows(control.measurement, NOT_ANSWERED, answered.gaps),
+            *_unavailable_rows(control.measurement, TOO_LARGE, answered.too_large),
+        ],
     )  # fmt: skip
     return Outcome(result=result, nulls=nulls, answers=answers, cases=cases)
 
@@ -325,13 +358,9 @@ def _answers(
     return attack.run(cases, knowledge, rng), attack.negative_control(cases, knowledge, shuffled)
 
 
-def _unavailable_rows(measurement: str, gaps: Mapping[str, str]) -> list[Measurement]:
+def _unavailable_rows(measurement: str, kind: str, gaps: Mapping[str, str]) -> list[Measurement]:
     """One unavailable row of `measurement` for each question that was not, or only partly, answered."""
-    return [
-        row
-        for question, reason in gaps.items()
-        for row in unavailable([measurement], {"not answered": question}, reason)
-    ]
+    return [row for question, reason in gaps.items() for row in unavailable([measurement], {kind: question}, reason)]
 
 
 def _skipped(attack: Attack, setting: AttackSetting, reason: str) -> Outcome:

@@ -1,6 +1,7 @@
 """Several seeds of one training run: each in its own folder, and the mean over them with its interval."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,11 +28,12 @@ def train_seeds(
     progress: Progressive,
     federation: Federation = federate,
     fresh: bool = False,
+    engine: str = "local",
 ) -> dict[str, object]:
     """Train once per seed (`out`/seed0, ...) and give the summary, written as `out`/seeds.json and seeds.html.
 
-    A seed that was interrupted goes on at the round that was kept, unless `fresh`; finished seeds are trained again.
-
+    A seed that was interrupted goes on at the round that was kept, and a finished one is read back, unless `fresh`.
+    `engine` names what `federation` is, with all that could change a run.
     Raises UsageError for fewer than two seeds, a seed named twice, or no rounds."""
     if len(seeds) < 2 or len(set(seeds)) != len(seeds) or not config.rounds:
         raise UsageError(f"several seeds need two or more, each once, and rounds to train; got {list(seeds)}.")
@@ -41,7 +43,15 @@ def train_seeds(
         folder = None if out is None else out / f"seed{seed}"
         again = replace(config, seed=seed)
         reports.append(
-            train(again, data_root=data_root, out=folder, progress=progress, federation=federation, fresh=fresh)
+            train(
+                again,
+                data_root=data_root,
+                out=folder,
+                progress=progress,
+                federation=federation,
+                fresh=fresh,
+                reuse=engine,
+            )
         )
     found = summary(seeds, reports)
     if out is not None:
@@ -72,8 +82,13 @@ def _means(reports: Sequence[AttackReport]) -> dict[str, object]:
     result: dict[str, object] = {"unseen_domain": first["unseen_domain"]}
     result["accuracy"] = mean_of([float(document["value"]) for document in documents]).document()
     for name in ("auc", "f1"):
-        if all(name in document for document in documents):
-            result[name] = mean_of([float(document[name]["value"]) for document in documents]).document()
+        values = [float(document[name]["value"]) for document in documents if name in document]
+        if len(values) == len(documents) and all(map(math.isfinite, values)):  # an AUC needs two classes
+            result[name] = mean_of(values).document()
+    for name, key in (("validation_domain", "domain"), ("adapted", "adaptation")):
+        if all(name in document and document[name][key] == first[name][key] for document in documents):
+            scores = [float(document[name]["value"]) for document in documents]
+            result[name] = {key: first[name][key], **mean_of(scores).document()}
     own = [own_domain_accuracy(document) for document in documents]
     alike = all(document["per_domain"].keys() == first["per_domain"].keys() for document in documents)
     if None not in own and alike:  # else a mean over seeds would be one over different domains

@@ -31,6 +31,11 @@ def _scores(found: Row) -> list[Mapping[str, object]]:
     unseen = found["unseen_domain"]
     named = [(unseen, "unseen domain", found["accuracy"])]
     named += [(unseen, f"weighted {name.upper()}", found[name]) for name in ("auc", "f1") if name in found]
+    if "adapted" in found:
+        named.append((unseen, f"adapted to it: {found['adapted']['adaptation']}", found["adapted"]))
+    if "validation_domain" in found:
+        second = found["validation_domain"]
+        named.append((second["domain"], "unseen, for choosing between models", second))
     named += [("own domains", "mean over them", found["own_domains"])] if "own_domains" in found else []
     named += [(domain, "clients' validation images", mean) for domain, mean in found["per_domain"].items()]
     return [score_bar(name, about, mean) for name, about, mean in named]

@@ -29,6 +29,7 @@ NOT_APPLICABLE = "not applicable"
 NOT_RUN = "not run"
 STOPPED = "could not run"
 FAILED = "failed"
+OPEN = "left questions open"
 PLACES = ("domain", "n_per_client", "gallery")
 """The slice entries that say for which clients a measurement is; others say how it was made."""
 ORDER = tuple(HEADLINES)
@@ -96,7 +97,7 @@ class Answer:
     findings: tuple[Finding, ...]
     reason: str = ""
     lacking: str = ""
-    """Which of its attacks could not run or failed, in words; beside them nothing gives an all-clear."""
+    """Which of its attacks could not run, failed or left something open, in words; beside them nothing is cleared."""
 
     @property
     def asks(self) -> str:
@@ -194,11 +195,12 @@ def _answer(question: Asked, results: Sequence[AttackResult]) -> Answer:
     status = {result.status for result in mine}
     reason = NOT_RUN if not mine else FAILED if "failed" in status else NOT_APPLICABLE if status == {"skipped"} else ""
     reason = STOPPED if reason == NOT_APPLICABLE and any(result.could_not_run for result in mine) else reason
-    stopped, failed = (
-        [result.name for result in mine if result.could_not_run],
-        [result.name for result in mine if result.status == "failed"],
-    )
-    lacking = [f"{listed(names)} {said}" for names, said in ((stopped, STOPPED), (failed, FAILED)) if names]
+    incomplete = {
+        STOPPED: [result.name for result in mine if result.could_not_run],
+        FAILED: [result.name for result in mine if result.status == "failed"],
+        OPEN: [result.name for result in mine if result.unanswered],
+    }
+    lacking = [f"{listed(names)} {said}" for said, names in incomplete.items() if names]
     return Answer(
         question=question, findings=findings, reason="" if findings else reason or "no measurement",
         lacking="; ".join(lacking),
@@ -248,16 +250,20 @@ def _said(report: AttackReport, answers: Sequence[Answer]) -> str:
             return f"Undecided for {_scope(report)}: {said}{told}."
         stopped = _stopped(report)
         if stopped:
-            return f"Not tested: {stopped[0]}."
+            return f"Not tested: {'; '.join(stopped)}."
         return f"Not tested: none of the attacks ({len(report.attacks)}) applies to what {report.target} sends."
     return _no_leak(report, [finding for answer in answers for finding in answer.findings], failures)
 
 
 def _stopped(report: AttackReport) -> list[str]:
-    """A clause about the attacks that apply and could not be run; none where there are none."""
-    names = [result.name for result in report.attacks if result.could_not_run]
-    reasons = {result.reason.removeprefix(COULD_NOT_RUN) for result in report.attacks if result.could_not_run}
-    return [f"{listed(names)} could not run: {'; '.join(sorted(reasons))}"] if names else []
+    """Clauses about attacks that apply and could not be run, or only in part; none where there are none."""
+    stopped = {each.name: [each.reason.removeprefix(COULD_NOT_RUN)] for each in report.attacks if each.could_not_run}
+    partly = {each.name: each.unanswered.values() for each in report.attacks if each.unanswered}
+    return [
+        f"{listed(list(reasons))} {said}: {'; '.join(sorted({one for each in reasons.values() for one in each}))}"
+        for reasons, said in ((stopped, STOPPED), (partly, OPEN))
+        if reasons
+    ]
 
 
 def _leak(report: AttackReport, flagged: Sequence[Answer]) -> str:

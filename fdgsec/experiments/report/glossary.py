@@ -169,6 +169,7 @@ SLICES: Mapping[str, str] = {
     "size": "Number of images or clients.",
     "sizes": "Sizes of the clusters.",
     "style": "Which style was published.",
+    "too large": "The question about clients of more images than the dataset has for them.",
     "worst of": "The number of forgeries of which the worst is reported.",
 }
 """Entries of a measurement's slice."""

@@ -30,6 +30,8 @@ class Figure:
 
 COULD_NOT_RUN = "not run: "
 """What the reason begins with of a skipped attack that reads what was sent, and could not be run on it."""
+NOT_ANSWERED = "not answered"
+"""The slice key of questions that an attack that ran asks, and that were not, or only partly, answered."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +61,12 @@ class AttackResult:
     def could_not_run(self) -> bool:
         """Whether the attack applies to what was sent, but lacks images, models or further runs that it asks for."""
         return self.status == "skipped" and self.reason.startswith(COULD_NOT_RUN)
+
+    @property
+    def unanswered(self) -> Mapping[str, str]:
+        """The questions that the attack asks and that were not, or only partly, answered, with the reasons."""
+        rows = [row for row in self.measurements if NOT_ANSWERED in row.slice]
+        return {str(row.slice[NOT_ANSWERED]): row.unavailable or "" for row in rows}
 
     def document(self) -> dict[str, object]:
         """The attack as the report writes it. Raises ValueError when (measurement, slice) repeats."""

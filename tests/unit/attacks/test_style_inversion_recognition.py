@@ -124,3 +124,17 @@ def test_constant_features_and_rare_classes_are_fitted() -> None:
 
     assert found.validated > 0.9
     assert set(found.predict(features).tolist()) == {0, 3}
+
+
+def test_equal_rows_are_fitted_once_and_other_labels_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    fitted: list[int] = []
+    fit = recognition._fit
+    monkeypatch.setattr(recognition, "_fit", lambda rows, named: fitted.append(len(rows)) or fit(rows, named))
+    features = torch.randn(40, 3, generator=stream(0, "attack", "rows"))
+    labels = torch.arange(40) % 2
+
+    first = fit_classes(features, labels)
+
+    assert fit_classes(features.clone(), labels.clone()) is first
+    assert fit_classes(features, 1 - labels) is not first
+    assert fitted == [40, 40]

@@ -122,6 +122,37 @@ def test_there_is_no_all_clear_beside_an_attack_that_applies_and_could_not_run()
     assert verdicts(findings)["who"] == "undecided: set-reconstruction could not run"
 
 
+OPEN = Measurement(
+    name="auc", value=None, low=None, high=None, chance=None, chance_kind="none", n=0,
+    slice={"not answered": "trained"}, unavailable="no model of the run was kept",
+)  # fmt: skip
+
+
+def test_there_is_no_all_clear_beside_a_question_that_an_attack_left_open():
+    findings = found(done("membership", CALM, OPEN))
+
+    assert findings.sentence == (
+        "Undecided for ccst-overall on pacs, encoder vgg19; membership AUC .51 [.49, .53], baseline .50; "
+        "membership left questions open: no model of the run was kept."
+    )
+    assert verdicts(findings)["who"] == "undecided: membership left questions open"
+
+
+def test_an_open_question_about_something_else_does_not_hide_a_leak():
+    findings = found(done("membership", MEMBERS, OPEN))
+
+    assert findings.sentence.startswith("Yes: ")
+    assert verdicts(findings)["who"] == "leaks strongly"
+
+
+def test_clients_larger_than_the_dataset_has_images_for_put_nothing_in_doubt():
+    larger = replace(OPEN, slice={"too large": "resampled_clients of 500 images each"}, unavailable="too few images")
+    findings = found(done("membership", CALM, larger))
+
+    assert findings.sentence.startswith("No leak shown: 1 of 1 attacks")
+    assert "unavailable: membership (1 measurements)" in findings.untested
+
+
 def test_there_is_no_all_clear_beside_an_attack_that_failed():
     broken = AttackResult(name="set-reconstruction", adversary={"name": "server"}, status="failed", reason="no memory")
     findings = found(done("membership", CALM), broken)

@@ -209,7 +209,7 @@ def test_nearly_singular_covariances_fall_back_on_singular_values() -> None:
     one, other = np.cov(first.numpy(), rowvar=False), np.cov(second.numpy(), rowvar=False)
     values, vectors = np.linalg.eigh(one)
     root = (vectors * np.sqrt(values.clip(0))) @ vectors.T
-    cross = np.sqrt(np.linalg.eigvalsh(root @ other @ root).clip(0)).sum()
+    cross = np.sqrt(np.linalg.eigvalsh(root @ other @ root)[-4:]).sum()  # the other 36 are rounding
     gap = (first.mean(0) - second.mean(0)).square().sum()
 
     assert frechet_of(first, second) == pytest.approx(

@@ -1,0 +1,32 @@
+"""Clients of more images than a dataset has for them are said to be missing, and are not left out without a word."""
+
+import fdgsec
+from fdgsec.metrics.measurement import Measurement
+
+
+def too_large(report: fdgsec.AttackReport) -> dict[str, Measurement]:
+    (membership,) = report.attacks
+    rows = [row for row in membership.measurements if "too large" in row.slice]
+    return {str(row.slice["too large"]): row for row in rows}
+
+
+def attacked(sizes: list[int]) -> fdgsec.AttackReport:
+    options = {"sizes": sizes, "clients": 3}
+    return fdgsec.attack(
+        "ccst-overall", attacks=["membership"], image_size=16, per_domain=120,
+        assignments=[f"attacks.membership.{name}={value}" for name, value in options.items()],
+    )  # fmt: skip
+
+
+def test_a_size_that_no_domain_has_images_for_is_named_beside_those_that_were_measured():
+    report = attacked([10, 500])
+
+    ((name, row),) = too_large(report).items()
+    assert name == "resampled_clients of 500 images each"
+    assert (row.name, row.value) == ("auc", None)
+    assert str(row.unavailable).startswith("too few images")
+    assert {each.slice.get("n_per_client") for each in report.attacks[0].measurements if each.judged} == {10}
+
+
+def test_sizes_that_all_domains_have_images_for_are_not_named():
+    assert not too_large(attacked([10]))
