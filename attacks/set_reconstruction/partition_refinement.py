@@ -247,7 +247,7 @@ def weights_behind(members: Tensor, release: Tensor) -> Tensor:
     scale = members.std(0).mean()
     matrix = torch.cat([members.T, scale.expand(1, count)]) / count
     target = torch.cat([release - members.mean(0), torch.zeros(1, dtype=release.dtype)])
-    off: Tensor = torch.linalg.lstsq(matrix, target.unsqueeze(1), driver="gelsd").solution
+    off: Tensor = torch.linalg.lstsq(matrix, target.unsqueeze(1), driver="gelsy").solution
     return 1 + off.squeeze(1)
 
 

@@ -9,13 +9,10 @@ federations: the same clusters by cosine, up to rounding where neighbors are equ
 matrices."""
 
 import math
-from typing import Literal, cast
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from scipy.sparse import coo_matrix
-from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 from torch.nn.functional import one_hot
 
@@ -118,11 +115,14 @@ def cluster_means(rows: Tensor, labels: Tensor, *, copies: Tensor | None = None)
 
 
 def _components(neighbors: Tensor) -> Tensor:
-    """Number the connected components of eq. (1)'s graph; rows with a common neighbor are linked through it."""
-    count = len(neighbors)
-    edges = (np.ones(count, dtype=np.int8), (np.arange(count), neighbors.cpu().numpy()))
-    _, labels = connected_components(coo_matrix(edges, shape=(count, count)), directed=False)
-    return torch.from_numpy(cast("npt.NDArray[np.int32]", labels).astype(np.int64)).to(neighbors.device)
+    """Number the connected components of eq. (1)'s graph; rows with a common neighbor are linked through it.
+
+    Every row leads to one cycle, which names its component: by pointer jumping (Wyllie 1979), log2(n) times."""
+    ahead, least = neighbors.cpu().numpy(), np.arange(len(neighbors))
+    for _ in range(len(ahead).bit_length()):
+        least = np.minimum(least, least[ahead])  # of 2, 4, 8, ... rows from here on
+        ahead = ahead[ahead]
+    return _numbered(torch.from_numpy(least[ahead])).to(neighbors.device)
 
 
 def _numbered(labels: Tensor) -> Tensor:
