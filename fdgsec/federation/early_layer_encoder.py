@@ -16,6 +16,8 @@ class ModelEncoder(StyleEncoder):
 
     `name` contains the model's hash, because the model of another round is another encoder."""
 
+    reentrant = True
+
     def __init__(self, model: GlobalModel, *, stage: str) -> None:
         super().__init__()
         network = model.module().eval().requires_grad_(False)

@@ -53,8 +53,10 @@ class StyleEncoder(nn.Module, ABC):
     """A frozen feature extractor, and, where `has_decoder`, the decoder that was trained to invert it.
 
     `channels` is C (a style has 2C numbers), `stride` the pixels per feature cell, `fingerprint` the SHA-256 of all
-    weights in use: the cache key. Differentiable in its inputs; no parameter requires a gradient."""
+    weights in use: the cache key. `reentrant` says that several threads may encode at once. Differentiable in its
+    inputs; no parameter requires a gradient."""
 
+    reentrant = False
     name: str
     channels: int
     stride: int
@@ -118,6 +120,7 @@ class StyleEncoder(nn.Module, ABC):
 class Pixels(StyleEncoder):
     """The identity: three color channels, normalized by ImageNet's mean and std, as FedAlign shares them."""
 
+    reentrant = True
     name, channels, stride, has_decoder = "pixels", 3, 1, True
     mean: Tensor
     std: Tensor
@@ -138,6 +141,7 @@ class Pixels(StyleEncoder):
 class MiniStyle(StyleEncoder):
     """The bundled codec: 4-pixel cells, softplus channels, features scaled by a stored constant."""
 
+    reentrant = True
     name = "mini"
     has_decoder = True
     scale: Tensor
@@ -170,6 +174,7 @@ class MiniStyle(StyleEncoder):
 class AdaInVgg(StyleEncoder):
     """VGG-19 to ReLU 4_1 with the AdaIN decoder (Huang & Belongie 2017), under the published module numbers."""
 
+    reentrant = True
     name, channels, stride, has_decoder = "vgg19", 512, 8, True
 
     def __init__(self, encoder: Mapping[str, Tensor], decoder: Mapping[str, Tensor]) -> None:
@@ -209,6 +214,7 @@ class Vgg16Hed(StyleEncoder):
     Not VGG-19, and not AdaIN's normalized weights. Borders are reflected as in AdaIN's encoder; its own training padded
     them with zeros. docs/encoders.md says how the decoder was trained, and how good it is."""
 
+    reentrant = True
     name, channels, stride, has_decoder = "vgg16-hed", 512, 8, True
 
     def __init__(self, encoder: Mapping[str, Tensor], decoder: Mapping[str, Tensor]) -> None:
@@ -233,6 +239,7 @@ class Vgg16Hed(StyleEncoder):
 class SqueezeStyle(StyleEncoder):
     """SqueezeNet 1.0 to fire5, with the ImageNet normalization inside: statistics, no decoder."""
 
+    reentrant = True
     name, channels, stride, has_decoder = "squeezenet", 256, 8, False
     center: Tensor
     spread: Tensor
