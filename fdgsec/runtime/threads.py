@@ -3,11 +3,17 @@
 A sum that is split among threads is taken in another order and differs in its last bits, so a run's bytes would depend
 on the machine's cores. By default libraries take all of them."""
 
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing import parent_process
+from typing import TypeVar
 
 from fdgsec.runtime.errors import UsageError
+
+Part = TypeVar("Part")
+Result = TypeVar("Result")
 
 THREADS = 1
 """The default: the same sums on every machine and engine."""
@@ -41,3 +47,26 @@ def limited_threads(count: int) -> Iterator[None]:
         finally:
             _stated.pop()
             torch.set_num_threads(before)
+
+
+def side_by_side(work: Callable[[Part], Result], parts: Sequence[Part], *, most: int) -> Iterator[Result]:
+    """Yield what `work` makes of each part, in order: on all cores, each part on the threads that are in force.
+
+    No more than `most` parts are under way at once, and one alone in a worker process, which shares out the cores.
+    `work` must be safe to call from several threads. After an error nothing more is begun."""
+    import torch
+
+    threads = torch.get_num_threads()
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    at_once = 1 if parent_process() is not None else min(most, cores // threads, len(parts))
+    if at_once <= 1:
+        yield from map(work, parts)
+        return
+    from concurrent.futures import ThreadPoolExecutor
+
+    # a new thread would take a number of its own
+    pool = ThreadPoolExecutor(at_once, "side-by-side", initializer=torch.set_num_threads, initargs=(threads,))
+    try:
+        yield from pool.map(work, parts)
+    finally:
+        pool.shutdown(cancel_futures=True)  # also when whoever reads this stops early

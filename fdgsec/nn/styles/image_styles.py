@@ -5,14 +5,11 @@ https://arxiv.org/abs/1703.06868); CCST (its eq. 5) and FISC (its eq. 4) make th
 
 import hashlib
 import inspect
-import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
-from multiprocessing import parent_process
 from uuid import uuid4
 
 import torch
@@ -28,6 +25,7 @@ from fdgsec.runtime.checked_files import recalled, remember
 from fdgsec.runtime.errors import DataError
 from fdgsec.runtime.source_hash import source_sha256
 from fdgsec.runtime.tensor_files import read_safetensors
+from fdgsec.runtime.threads import side_by_side
 
 Progress = Callable[[int, int], None]
 CHUNK = 128  # images copied from the (possibly memory-mapped) store at a time
@@ -142,24 +140,10 @@ def _encoded(
     def moments_of(rows: Tensor) -> tuple[Tensor, Moments]:
         return rows, image_moments(encoder, resized(dataset.store[rows], size))
 
-    at_once = _at_once(encoder)
-    if at_once == 1 or len(missing) <= CHUNK:
+    if encoder.device.type != "cpu" or not encoder.reentrant or len(missing) <= CHUNK:
         yield from map(moments_of, missing.split(CHUNK))
-        return
-    threads = torch.get_num_threads()  # a new thread would take its own number
-    pool = ThreadPoolExecutor(at_once, "encoding", initializer=torch.set_num_threads, initargs=(threads,))
-    try:
-        yield from pool.map(moments_of, missing.split(BLOCK))
-    finally:
-        pool.shutdown(cancel_futures=True)  # also when whoever reads this stops early
-
-
-def _at_once(encoder: StyleEncoder) -> int:
-    """How many blocks are encoded at once: one on a GPU, and in worker processes, which share out the cores."""
-    if encoder.device.type != "cpu" or parent_process() is not None or not encoder.reentrant:
-        return 1
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return max(1, min(MOST_AT_ONCE, cores // torch.get_num_threads()))
+    else:
+        yield from side_by_side(moments_of, missing.split(BLOCK), most=MOST_AT_ONCE)
 
 
 def prepare_statistics(

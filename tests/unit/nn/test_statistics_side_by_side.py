@@ -12,6 +12,7 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.nn.styles import image_styles
 from fdgsec.nn.styles.encoders import StyleEncoder
 from fdgsec.nn.styles.image_styles import register_encoder, statistics
+from fdgsec.runtime import threads
 from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.threads import limited_threads
 
@@ -52,8 +53,8 @@ class Watched(StyleEncoder):
 
 @pytest.fixture
 def three_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_styles.os, "sched_getaffinity", lambda _process: {0, 1, 2}, raising=False)
-    monkeypatch.setattr(image_styles.os, "cpu_count", lambda: 3)
+    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _process: {0, 1, 2}, raising=False)
+    monkeypatch.setattr(threads.os, "cpu_count", lambda: 3)
 
 
 @pytest.mark.parametrize("name", ["mini", "pixels"])
@@ -76,7 +77,7 @@ def test_blocks_are_encoded_by_threads_that_compute_on_the_stated_number():
     with limited_threads(1):
         statistics(register_encoder(encoder), images())
 
-    assert all(name.startswith("encoding") for name in encoder.asked)
+    assert all(name.startswith("side-by-side") for name in encoder.asked)
     assert encoder.computing == {1}
 
 
@@ -85,7 +86,7 @@ def test_blocks_are_encoded_by_threads_that_compute_on_the_stated_number():
 def test_one_thread_encodes_where_several_must_not(why: str, monkeypatch: pytest.MonkeyPatch):
     encoder = Watched(why, reentrant=why != "not reentrant")
     if why == "a worker process":
-        monkeypatch.setattr(image_styles, "parent_process", SimpleNamespace)
+        monkeypatch.setattr(threads, "parent_process", SimpleNamespace)
 
     with limited_threads(3 if why == "all cores are stated" else 1):
         statistics(register_encoder(encoder), images())
@@ -111,7 +112,7 @@ def test_an_error_ends_it_and_nothing_more_is_begun():
     with limited_threads(1):
         with pytest.raises(RuntimeError, match="out of paint"):
             statistics(register_encoder(encoder), known)
-        assert not [thread for thread in threading.enumerate() if thread.name.startswith("encoding")]
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("side-by-side")]
         assert len(encoder.asked) < COUNT / image_styles.BLOCK
         encoder.broken = None
         found = statistics(encoder.name, known)
