@@ -15,7 +15,7 @@ means over clusters, they are found as the fewest that explain a release
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -25,7 +25,7 @@ from fdgsec.attacks.set_reconstruction.control import planted_lists
 from fdgsec.attacks.set_reconstruction.given_candidates import GivenReader, given_reader, questions_of_vectors
 from fdgsec.attacks.set_reconstruction.grouped_rows import GroupReader, group_reader
 from fdgsec.attacks.set_reconstruction.head_gradients import GradientReader, reader_of_gradients
-from fdgsec.attacks.set_reconstruction.list_equations import MemberPosterior
+from fdgsec.attacks.set_reconstruction.list_equations import ListEquations, MemberPosterior
 from fdgsec.attacks.set_reconstruction.list_solver import list_solver
 from fdgsec.attacks.set_reconstruction.release_equations import ReleaseReader, reader_of
 from fdgsec.attacks.set_reconstruction.signed_changes import solved_change
@@ -41,6 +41,7 @@ from fdgsec.attacks.statistics.release_precision import ROUNDINGS, rounded
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.progress import tracked
 from fdgsec.runtime.random_streams import child
+from fdgsec.runtime.threads import side_by_side
 from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.answers import Answer, MemberList, Membership
 from fdgsec.threats.attack import Answers, Case, PositiveControl, Question, TargetFacts
@@ -49,6 +50,7 @@ from fdgsec.threats.positive_control_data import upload
 
 WHOLE = 1_000_000
 """More candidates than any domain has."""
+MOST_AT_ONCE = 8  # clients that are solved at once: their matrices are a few times as large as their candidates
 OF_VICTIMS = frozenset({"auxiliary", "client sizes", "victim domains"})
 """Knowledge of the victims, without all of which pooled styles alone are read."""
 READ_APART = ("model_rounds", "added_images", "prototypes", "head_gradients", "rounds")
@@ -203,28 +205,38 @@ class SetReconstruction:
 
     def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Per client: a score for each candidate, and the list that the adversary believes in."""
-        shown = _shown(cases, knowledge)
-        return self._answers(shown, knowledge, rng, lambda _reader, number: shown[number])
+        return self._answers(cases, knowledge, [(rng, _own_release)])[0]
 
     def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Answer from releases of auxiliary images, which no candidate is behind; without any, of drawn candidates."""
-        shown = _shown(cases, knowledge)
-        return self._answers(
-            shown, knowledge, rng, lambda reader, n: reader.independent(shown[n], child(rng, "release", n))
-        )
+        return self._answers(cases, knowledge, [(rng, _independent_release)])[0]
 
-    def _answers(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator, seen: "Seen") -> list[Answer]:
-        """Answer from the releases that are `seen`, and from each rounding of them."""
-        answers: list[Answer] = []
-        for mine in _read_alike(cases, knowledge):
-            reader = _reader_of([cases[number] for number in mine], knowledge, child(rng, "noise"))
-            shown = {number: seen(reader, number) for number in mine}
-            answers += _answers(cases, shown, reader, rng)
-            for rounding in () if isinstance(reader, AS_SENT) else self.roundings:
-                coarse = {number: _rounded(case, rounding) for number, case in shown.items()}
-                found = _answers(cases, coarse, reader, rng)
-                answers += [replace(answer, slice={"rounding": rounding}) for answer in found]
-        return sorted(answers, key=lambda answer: answer.case)
+    def run_with_control(
+        self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator, control_rng: torch.Generator
+    ) -> tuple[Answers, Answers]:
+        """`run` and `negative_control`: what absent members are like follows from the candidates, once for both."""
+        run, control = self._answers(cases, knowledge, [(rng, _own_release), (control_rng, _independent_release)])
+        return run, control
+
+    def _answers(
+        self, cases: Sequence[Case], knowledge: Knowledge, asked: Sequence[tuple[torch.Generator, "Seen"]]
+    ) -> list[list[Answer]]:
+        """Answer from the releases that are seen, and from each rounding of them, once for each that is `asked`."""
+        shown = _shown(cases, knowledge)
+        answers: list[list[Answer]] = [[] for _ in asked]
+        for mine in _read_alike(shown, knowledge):
+            readings = list[tuple[int, _Reading]]()
+            for place, (rng, seen) in enumerate(asked):
+                reader = _reader_of([shown[number] for number in mine], knowledge, child(rng, "noise"))
+                views = {number: seen(reader, shown[number], child(rng, "release", number)) for number in mine}
+                readings.append((place, _Reading(reader=reader, seen=views, rng=rng)))
+                for rounding in () if isinstance(reader, AS_SENT) else self.roundings:
+                    coarse = {number: _rounded(case, rounding) for number, case in views.items()}
+                    readings.append((place, _Reading(reader=reader, seen=coarse, rng=rng, rounding=rounding)))
+            found = _answered(shown, mine, [reading for _, reading in readings])
+            for (place, _), more in zip(readings, found, strict=True):
+                answers[place] += more
+        return [sorted(each, key=lambda answer: answer.case) for each in answers]
 
     def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
         """Lists of planted images, whose means have several numbers for each candidate
@@ -235,23 +247,61 @@ class SetReconstruction:
 AS_SENT = PrototypeReader | GradientReader | GroupReader
 """Readers of what is not read in fewer digits."""
 Reader = ReleaseReader | GivenReader | ClusterReader | UnknownSizeReader | AS_SENT
-Seen = Callable[[Reader, int], Case]
-"""Gives what is seen of a case, by its number: its own release, or another one that its reader makes."""
+Seen = Callable[[Reader, Case, torch.Generator], Case]
+"""Gives what is seen of a case: its own release, or another one that its reader makes."""
 
 
-def _answers(
-    cases: Sequence[Case], seen: Mapping[int, Case], reader: Reader, rng: torch.Generator
-) -> list[Membership | MemberList]:
-    """Answer the cases from the releases that are `seen`, which may be others, or less precise."""
-    answers: list[Membership | MemberList] = []
-    for alike in _alike(cases, list(seen)):
-        solved = _solver(reader, cases[alike[0]], seen[alike[0]], child(rng, "prior", alike[0]))
-        for number in tracked(alike, "set reconstruction: clients"):
-            found = solved(cases[number], seen[number])
-            answers += [
-                Membership(case=number, scores=found.scores()), MemberList(case=number, believed=found.believed()),
-            ]  # fmt: skip
+def _own_release(_reader: Reader, case: Case, _rng: torch.Generator) -> Case:
+    return case
+
+
+def _independent_release(reader: Reader, case: Case, rng: torch.Generator) -> Case:
+    return reader.independent(case, rng)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Reading:
+    """What is `seen` of cases, by their numbers, and how it is read; `rounding` of the releases, if any."""
+
+    reader: Reader
+    seen: Mapping[int, Case]
+    rng: torch.Generator
+    rounding: str = ""
+
+
+def _answered(cases: Sequence[Case], numbers: Sequence[int], readings: Sequence[_Reading]) -> list[list[Answer]]:
+    """Answer the cases with these `numbers` by each of the `readings`."""
+    answers: list[list[Answer]] = [[] for _ in readings]
+    for alike in _alike(cases, numbers):
+        posteriors = _solved(cases, alike, readings)
+        for number, found in zip(tracked(alike, "set reconstruction: clients"), posteriors, strict=True):
+            for reading, posterior, mine in zip(readings, found, answers, strict=True):
+                where = {"rounding": reading.rounding} if reading.rounding else {}
+                mine += [
+                    Membership(case=number, slice=where, scores=posterior.scores()),
+                    MemberList(case=number, slice=where, believed=posterior.believed()),
+                ]
     return answers
+
+
+def _solved(
+    cases: Sequence[Case], alike: Sequence[int], readings: Sequence[_Reading]
+) -> Iterator[Sequence[MemberPosterior]]:
+    """What is found of cases of one kind, by each of the readings; several cases are solved side by side."""
+    first = alike[0]
+    solvers = [_solver(one.reader, cases[first], one.seen[first], child(one.rng, "prior", first)) for one in readings]
+
+    def prepared(number: int) -> Sequence[Prepared]:
+        views = [one.seen[number] for one in readings]
+        return _sharing([solver.prepared(cases[number], view) for solver, view in zip(solvers, views, strict=True)])
+
+    def solved(part: Sequence[Prepared]) -> Sequence[MemberPosterior]:
+        return [solver.solve(one) for solver, one in zip(solvers, part, strict=True)]
+
+    at_once = min(solver.at_once for solver in solvers)
+    for start in range(0, len(alike), at_once):
+        parts = [prepared(number) for number in alike[start : start + at_once]]
+        yield from side_by_side(solved, parts, most=at_once)
 
 
 def _shown(cases: Sequence[Case], knowledge: Knowledge) -> Sequence[Case]:
@@ -306,13 +356,36 @@ def _rounded(case: Case, rounding: str) -> Case:
     return replace(case, views=tuple(upload(artifact, sender=case.victim) for artifact in sent))
 
 
-def _solver(reader: Reader, case: Case, seen: Case, rng: torch.Generator) -> Callable[[Case, Case], MemberPosterior]:
-    """Solves cases like this one, each given with what is seen of it, under the prior that is best for their kind."""
+Prepared = ListEquations | tuple[Case, Case]
+"""What is solved: equations, or a case with what is seen of it."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Solver:
+    """Solves cases of one kind, at most `at_once` of them at a time."""
+
+    prepared: Callable[[Case, Case], Prepared]
+    solve: Callable[[Any], MemberPosterior]
+    at_once: int = MOST_AT_ONCE
+
+
+def _solver(reader: Reader, case: Case, seen: Case, rng: torch.Generator) -> _Solver:
+    """The solver of cases like this one, under the prior that is best for their kind."""
     if isinstance(reader, ClusterReader | GradientReader | GroupReader | UnknownSizeReader):
-        return reader.solved
+        return _Solver(prepared=lambda one, view: (one, view), solve=lambda pair: reader.solved(*pair), at_once=1)
     if case.dropped:
         change = partial(solved_change, added=case.added, dropped=case.dropped, asks=case.asks)
-        return lambda one, view: change(reader.equations(one, view))
+        return _Solver(prepared=reader.equations, solve=change)
     first = reader.equations(case, seen)
-    solver = list_solver(first, rng)
-    return lambda one, view: solver.solved(first if one is case else reader.equations(one, view))
+    return _Solver(
+        prepared=lambda one, view: first if one is case else reader.equations(one, view),
+        solve=list_solver(first, rng).solved,
+    )
+
+
+def _sharing(equations: Sequence[Prepared]) -> Sequence[Prepared]:
+    """The same, where equations of equal candidates learn once what members are like that are none of them."""
+    first = equations[0]
+    if not isinstance(first, ListEquations) or first.population is None:
+        return equations
+    return [first, *(one.with_population_of(first) for one in equations[1:] if isinstance(one, ListEquations))]

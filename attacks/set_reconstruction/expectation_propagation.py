@@ -185,8 +185,8 @@ class _Sums:
         except LinAlgError:
             return None
         mean = cho_solve((factor, True), self.toward / noise + linear, check_finite=False)
-        inverse, _ = lapack.dpotri(factor, lower=1)
-        return mean, inverse.diagonal().copy()
+        root, _ = lapack.dtrtri(np.tril(factor), lower=1)  # the inverse's diagonal alone: half the work of all of it
+        return mean, np.square(root).sum(0)
 
     def _of_few(self, precision: Array, total: Array, noise: float) -> tuple[Array, Array]:
         """The same by the Woodbury identity: with P = diag(precision) and A = matrix,

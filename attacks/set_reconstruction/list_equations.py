@@ -16,7 +16,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from scipy.linalg import cho_factor, cho_solve, solve_triangular
+from scipy.linalg import solve_triangular
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
@@ -52,6 +52,12 @@ class ListEquations:
     spread: Array
     images: int
     population: Callable[[], ImageDistribution] | None = None
+
+    def with_population_of(self, other: "ListEquations") -> "ListEquations":
+        """The same equations, which learn with `other` what absent members are like, if candidates are the same."""
+        if self.candidates.shape != other.candidates.shape or not np.array_equal(self.candidates, other.candidates):
+            return self
+        return replace(self, population=lambda: other._others)
 
     @cached_property
     def _others(self) -> ImageDistribution:
@@ -149,9 +155,9 @@ class ListEquations:
         expected, covariance = self._error(absent)
         covariance = covariance + share * (1 - share) * count / max(count - 1, 1) * self._scatter
         off = self.images * self.release - listed * self.candidates.mean(0) - expected
-        factor = cho_factor(covariance + 1e-12 * np.diag(covariance.diagonal()), lower=True)
-        spread = 2 * float(np.log(factor[0].diagonal()).sum())
-        return -0.5 * float(off @ cho_solve(factor, off)) - 0.5 * spread
+        factor = np.linalg.cholesky(covariance + 1e-12 * np.diag(covariance.diagonal()))
+        spread = 2 * float(np.log(factor.diagonal()).sum())
+        return -0.5 * float(np.square(solve_triangular(factor, off, lower=True)).sum()) - 0.5 * spread
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
