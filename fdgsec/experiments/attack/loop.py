@@ -1,7 +1,7 @@
 """The attack loop: each attack's questions, answers, measurements and controls, or the reason why it is skipped."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -180,15 +180,16 @@ def planned_rows(attacks: Sequence[Attack], setting: AttackSetting) -> list[tupl
             questions = planned(attack, setting)
             if not setting.facts.named and attack.reads & UPLOADED and any(q.kind == "released" for q in questions):
                 raise UnseenError("the adversary sees no client's release under its name")
-            answered = False
+            answered, found = False, dict[Question, Cases]()
             for question in questions:
                 rehearsal = _rehearsal(question, setting)
-                cases = [] if rehearsal is None else [case for case, _ in _cases(rehearsal, attack, setting)]
+                found[question] = [] if rehearsal is None else _cases(rehearsal, attack, setting)
+                cases = [case for case, _ in found[question]]
                 answered = answered or rehearsal is None or bool(cases)
                 if attack.reads & UPLOADED and question.kind not in ("single_step", "hostile"):
                     _check_seen(attack, cases)
             if not answered:
-                raise UsageError(NOTHING_ASKED)
+                raise UsageError(_nothing_answered(_too_large(question, found) for question in questions))
         except UsageError as error:
             rows.append((attack.name, f"skipped: {error}"))
         else:
@@ -237,8 +238,7 @@ def _run_attack(attack: Attack, setting: AttackSetting) -> Outcome:
     try:
         answered = _answer_questions(requests, attack, setting)
         if not answered.cases:
-            gaps = "; ".join(dict.fromkeys([*answered.gaps.values(), *answered.too_large.values()]))
-            return _skipped(attack, setting, f"{COULD_NOT_RUN}{gaps}" if gaps else NOTHING_ASKED)
+            return _skipped(attack, setting, _nothing_answered([*answered.gaps.values(), *answered.too_large.values()]))
         return _evaluate(attack, setting, answered, started=started)
     except CannotRunError as error:
         return _skipped(attack, setting, f"{COULD_NOT_RUN}{error}")
@@ -278,6 +278,12 @@ def _answer_questions(requests: Sequence[Question], attack: Attack, setting: Att
         if lacking:
             answered.too_large[_describe(question)] = lacking
     return answered
+
+
+def _nothing_answered(reasons: Iterable[str]) -> str:
+    """Why an attack that applies was not run: each reason once; without any, that nothing was left to ask."""
+    said = "; ".join(dict.fromkeys(filter(None, reasons)))
+    return f"{COULD_NOT_RUN}{said}" if said else NOTHING_ASKED
 
 
 def _too_large(question: Question, found: Mapping[Question, Cases]) -> str:
