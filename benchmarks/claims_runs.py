@@ -32,7 +32,11 @@ def kept(out: Path) -> Iterator[dict[str, str]]:
         if (folder / "report.json").is_file():
             check_sums(folder)
             yield _checked(
-                {"run": folder.name, "stamp": stamp.read_text(), "report": (folder / "report.json").read_text()}
+                {
+                    "run": folder.name,
+                    "stamp": stamp.read_text(),
+                    "report": (folder / "report.json").read_bytes().decode(),
+                }
             )
 
 
@@ -50,9 +54,9 @@ def restore(file: Path, out: Path) -> int:
     count = 0
     for run in _lines(file):
         folder = out / "runs" / run["run"]
-        if folder.exists():
+        if (folder.parent / f"{folder.name}.key").exists():
             continue
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         write_atomic(folder / "report.json", run["report"])
         write_sums(folder)
         write_atomic(folder.parent / f"{folder.name}.key", run["stamp"])
@@ -66,8 +70,8 @@ def _lines(file: Path) -> list[dict[str, str]]:
         text = unpacker.decompress(file.read_bytes(), max_length=LARGEST).decode()
     except (lzma.LZMAError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} holds no runs of the claims: {error}.") from error
-    if not unpacker.eof:
-        raise UsageError(f"{file} is cut short, or larger than {LARGEST:,} bytes.")
+    if not unpacker.eof or unpacker.unused_data:
+        raise UsageError(f"{file} is cut short, larger than {LARGEST:,} bytes, or goes on after its end.")
     found = []
     for number, line in enumerate(text.splitlines(), 1):
         run = parse_json_object(line, source=f"{file}, line {number}")
@@ -82,7 +86,7 @@ def _checked(run: dict[str, str]) -> dict[str, str]:
     name = run["run"]
     if not NAME.fullmatch(name):
         raise DataError(f"{name[:80]!r} is no name of a run.")
-    if run["stamp"].split(" ")[-1] != hashlib.sha256(run["report"].encode()).hexdigest():
+    if run["stamp"].split(" ")[-1] != hashlib.sha256(run["report"].encode(errors="surrogatepass")).hexdigest():
         raise DataError(f"the report of {name} is not the one that was stamped.")
     return run
 

@@ -123,7 +123,7 @@ def command(
         with progress_bars() as progress, _told_when_interrupted(folder):
             found = train_seeds(
                 config, chosen, data_root=data_root, out=folder, progress=progress, federation=runner, fresh=fresh,
-                engine=f"{engine} {quorum:g}",
+                engine=f"{engine} {quorum} {client_timeout}",
             )  # fmt: skip
         print_seeds(found, as_json=as_json, out=folder)
         return 0

@@ -64,9 +64,17 @@ def side_by_side(work: Callable[[Part], Result], parts: Sequence[Part], *, most:
         return
     from concurrent.futures import ThreadPoolExecutor
 
-    # a new thread would take a number of its own
-    pool = ThreadPoolExecutor(at_once, "side-by-side", initializer=torch.set_num_threads, initargs=(threads,))
+    pool = ThreadPoolExecutor(at_once, "side-by-side", initializer=_take_threads, initargs=(threads,))
     try:
         yield from pool.map(work, parts)
     finally:
         pool.shutdown(cancel_futures=True)  # also when whoever reads this stops early
+
+
+def _take_threads(count: int) -> None:
+    """Compute on `count` threads in a new thread, which would take a number of its own."""
+    import torch
+    from threadpoolctl import threadpool_limits
+
+    torch.set_num_threads(count)
+    threadpool_limits(limits=count)

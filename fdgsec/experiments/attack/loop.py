@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from fdgsec.experiments.attack.attack_setting import AttackSetting, Outcome
+from fdgsec.experiments.attack.attack_setting import AttackSetting, Outcome, SimulatedQuestions
 from fdgsec.experiments.attack.unread_releases import as_read, partly_read
 from fdgsec.experiments.report.multiplicity import adjusted
 from fdgsec.experiments.report.presentation import figures_of
@@ -273,10 +273,11 @@ def _answer_questions(requests: Sequence[Question], attack: Attack, setting: Att
         for case, truth in found[question]:
             answered.cases.append(case)
             answered.truths.append(truth)
-    for question in found:
+    for question in found if isinstance(setting.questions, SimulatedQuestions) else ():  # others say what they lack
         lacking = "" if _describe(question) in answered.gaps else _too_large(question, found)
         if lacking:
-            answered.too_large[_describe(question)] = lacking
+            kept = answered.too_large if lacking.startswith("too few") else answered.gaps
+            kept[_describe(question)] = lacking
     return answered
 
 
@@ -290,23 +291,31 @@ def _too_large(question: Question, found: Mapping[Question, Cases]) -> str:
     """Why clients of as many images as a question asks for are missing, in the domains that smaller ones have."""
     if not question.records or question.kind in RUN_OR_TRAINING:
         return ""
-    domains = {
-        str(case.slice["domain"])
-        for other, cases in found.items()
-        if other.kind == question.kind
-        for case, _ in cases
-        if "domain" in case.slice
-    }
-    missing = sorted(domains - {str(case.slice.get("domain")) for case, _ in found[question]})
-    if found[question] and (not missing or any("domain" not in case.slice for case, _ in found[question])):
+    alike = {other: _domains(cases) for other, cases in found.items() if other.kind == question.kind}
+    mine = alike.get(question, set())
+    missing = sorted(set().union(*alike.values()) - mine - {""})
+    if mine and (not missing or "" in mine):
         return ""
     where = f"of {listed(missing)} " if missing else ""
-    return f"too few images {where}for clients of {question.records:,}"
+    clients = f"{question.clients} clients" if question.clients else "clients"
+    larger = [other for other, domains in alike.items() if _images(other) >= _images(question) and domains & {*missing}]
+    few = "nothing to ask" if larger else "too few images"  # as many images are there, and something else is lacking
+    return f"{few} {where}for {clients} of {question.records:,}"
+
+
+def _domains(cases: Cases) -> set[str]:
+    """The domains of cases; "" for one of several."""
+    return {str(case.slice.get("domain", "")) for case, _ in cases}
+
+
+def _images(question: Question) -> int:
+    return question.records * max(1, question.clients)
 
 
 def _describe(question: Question) -> str:
+    clients = f"of {question.clients} clients" if question.clients else ""
     size = f"of {question.records} images each" if question.records else ""
-    return " ".join(filter(None, (question.kind, question.scheme, size)))
+    return " ".join(filter(None, (question.kind, question.scheme, clients, size)))
 
 
 def _evaluate(attack: Attack, setting: AttackSetting, answered: _AnsweredQuestions, *, started: float) -> Outcome:
