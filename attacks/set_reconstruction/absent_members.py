@@ -6,6 +6,9 @@ overestimates the smallest variances, those of the directions that tell most, an
 absent. Here the variance along each principal component is that of images which the component was not found with
 (Bartz, "Cross-validation based Nonlinear Shrinkage", 2016, https://arxiv.org/abs/1611.00798)."""
 
+import hashlib
+import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,6 +26,11 @@ LEAST_VARIANCE = 1e-12
 """Of the largest: keeps a covariance positive definite where images do not vary in some direction."""
 
 
+MOST_KEPT = 16
+"""Distributions of images that a process keeps, of at most MOST_DIMENSIONS numbers each: 128 MB."""
+MOST_DIMENSIONS = 1024
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ImageDistribution:
     """The `mean` (D,) and `covariance` (D, D) of a domain's images, of which `images` have told the mean."""
@@ -38,11 +46,36 @@ class ImageDistribution:
         return count * self.mean, (count + count**2 / self.images) * self.covariance
 
 
+_KEPT: OrderedDict[bytes, ImageDistribution] = OrderedDict()  # memo: hash of rows -> distribution, oldest first
+_KEEPING = threading.Lock()
+
+
 def distribution_of(images: Array, related: Sequence[Array] = ()) -> ImageDistribution:
-    """The distribution that `images` (n, D) are drawn from, in an order that says nothing, with n of 2 or more.
+    """The distribution that `images` (n, D), 2 or more, are drawn from.
 
     Principal components are those of `images` and of `related` ones (m, D), of other domains, about their means and in
-    the same units. The variances are those of `images` alone, and fall from the first component to the last."""
+    the same units. The variances are those of `images` alone, and fall from the first component to the last. It depends
+    on no order of the images; the same ones, in the gallery of another client, are learned from once in a process."""
+    order = sorted((_digest(row), place) for place, row in enumerate(images))
+    key = hashlib.sha256(b"".join(digest for digest, _ in order) + b"".join(map(_digest, related))).digest()
+    found = _KEPT.get(key)
+    if found is None:
+        found = _distribution_of(images[[place for _, place in order]], related)
+    if images.shape[1] <= MOST_DIMENSIONS:
+        with _KEEPING:
+            _KEPT[key] = found
+            _KEPT.move_to_end(key)
+            if len(_KEPT) > MOST_KEPT:
+                _KEPT.popitem(last=False)
+    return found
+
+
+def _digest(rows: Array) -> bytes:
+    return hashlib.sha256(f"{rows.shape}".encode() + np.ascontiguousarray(rows).data).digest()
+
+
+def _distribution_of(images: Array, related: Sequence[Array]) -> ImageDistribution:
+    """The same; the order of the images, which says nothing, is that in which they are held out."""
     count, dimension = images.shape
     folds = min(FOLDS, count)
     fold, squares = np.arange(count) % folds, np.zeros(dimension)
@@ -57,7 +90,9 @@ def distribution_of(images: Array, related: Sequence[Array] = ()) -> ImageDistri
     floor = float(across.mean()) if len(across) else 0.0
     covariance: Array = (components * (along - floor)) @ components.T
     covariance[np.diag_indices(dimension)] += floor
-    return ImageDistribution(mean=images.mean(0), covariance=covariance, images=count)
+    mean: Array = images.mean(0)
+    mean.flags.writeable = covariance.flags.writeable = False  # others may have it too
+    return ImageDistribution(mean=mean, covariance=covariance, images=count)
 
 
 def standardized(records: Array) -> Array:

@@ -71,6 +71,16 @@ def box_least_squares(
     return best
 
 
+def least_value(matrix: Array, target: Array, weights: Array, *, ridge: float = 0.0, toward: float = 0.0) -> float:
+    """What no w within the box undercuts: a lower bound of what `box_least_squares` minimizes.
+
+    It is the least value over the box of the tangent at `weights` (G,), which lies below a convex function; the closer
+    these are to the minimum, the tighter it is."""
+    off, pull = matrix @ weights - target, weights - toward
+    slope = matrix.T @ off + ridge * pull
+    return float(0.5 * (off @ off + ridge * pull @ pull) + np.where(slope > 0, -weights, 1 - weights) @ slope)
+
+
 Solve = Callable[[Array], Array]
 
 

@@ -18,10 +18,11 @@ import numpy as np
 import torch
 from scipy.linalg import solve_triangular
 from scipy.optimize import minimize_scalar
+from scipy.stats import chi2
 from torch import Tensor
 
 from fdgsec.attacks.set_reconstruction.absent_members import ImageDistribution, distribution_of, standardized
-from fdgsec.attacks.set_reconstruction.box_least_squares import Array, box_least_squares
+from fdgsec.attacks.set_reconstruction.box_least_squares import Array, box_least_squares, least_value
 from fdgsec.attacks.statistics.domain_populations import Population
 from fdgsec.metrics.roc import auc
 
@@ -33,6 +34,8 @@ EXPLAINED = 3.0
 """Root mean square of a list's residuals, in standard deviations of the error, at most which it explains a release."""
 TELLING = 10.0
 """Spread of means over images, in these units, from which a list that explains a release is no coincidence."""
+BY_CHANCE = 1e-6
+"""Probability that the residual of the true list is larger than what is taken for errors."""
 PRIORS = (1.0, 0.1, 0.01)
 """Weights of the prior that are tried on a list of the adversary's own making."""
 LEAST_NOISE = 1e-9
@@ -80,10 +83,7 @@ class ListEquations:
         if absent is None and self.population is None:
             absent = 0
         if absent is None:
-            complete = self.solved(prior, absent=0) if self.telling() else None
-            if complete is not None and self.explained(complete):
-                return complete
-            absent = self.likeliest_absent()
+            return self._of_unknown_absent(prior)
         listed = self.images - absent
         share = listed / len(self.candidates)
         if share >= 1:
@@ -93,8 +93,31 @@ class ListEquations:
         if absent == 0:
             matrix = np.concatenate([matrix, np.full((1, len(self.candidates)), 1 / COUNTED)])
             values = np.append(values, self.images / COUNTED)
-        weights = box_least_squares(matrix, values, ridge=prior / (share * (1 - share)), toward=share)
-        return MemberPosterior(weights=weights, listed=listed, absent=absent)
+        ridge = prior / (share * (1 - share))
+        weights = box_least_squares(matrix, values, ridge=ridge, toward=share)
+        found = MemberPosterior(weights=weights, listed=listed, absent=absent)
+        if absent > 0:
+            return found
+        pull = prior * len(weights)  # of every list: ridge times the squared distance from the share
+        least = 2 * least_value(matrix, values, weights, ridge=ridge, toward=share) - pull
+        return replace(found, ruled_out=least > self.largest_residual)
+
+    def _of_unknown_absent(self, prior: float) -> "MemberPosterior":
+        """The weights where the likeliest number of members is absent."""
+        complete = self.solved(prior, absent=0) if self.telling() else None
+        if complete is not None and self.explained(complete):
+            return complete
+        absent = self.likeliest_absent()
+        if complete is None:
+            return replace(self.solved(prior, absent=absent), ruled_out=False)
+        return replace(self.solved(prior, absent=absent), ruled_out=complete.ruled_out) if absent else complete
+
+    @cached_property
+    def largest_residual(self) -> float:
+        """The squared residual, in units of errors, that the true list exceeds with probability BY_CHANCE.
+
+        That of chi-square with as many degrees of freedom as there are numbers."""
+        return float(chi2.isf(BY_CHANCE, len(self.release)))
 
     def likeliest_absent(self) -> int:
         """The number of members that are no candidates under which the release is likeliest, by a bounded local search.
@@ -162,11 +185,14 @@ class ListEquations:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MemberPosterior:
-    """For each candidate a weight in [0, 1], (G,); how many are `listed`, and how many members are `absent`."""
+    """For each candidate a weight in [0, 1], (G,); how many are `listed`, and how many members are `absent`.
+
+    `ruled_out` says that no list of candidates, as long as there are members, leaves a residual that errors leave."""
 
     weights: Array
     listed: int
     absent: int = 0
+    ruled_out: bool = False
 
     def scores(self) -> Tensor:
         """The weights, (G,) float64."""

@@ -8,7 +8,6 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from scipy.stats import chi2
 
 from fdgsec.attacks.set_reconstruction.expectation_propagation import propagated
 from fdgsec.attacks.set_reconstruction.list_equations import (
@@ -26,8 +25,6 @@ DAMPINGS = (0.5, 0.2, 0.1)
 """Tried in this order, until a list leaves the residual that errors leave."""
 COUNTED = 0.5
 """Standard deviation that the number of members has while memberships are undecided."""
-BY_CHANCE = 1e-6
-"""Probability that the residual of the true list is larger than what is taken for errors."""
 DOUBTFUL = 0.5
 """Expected number of wrong entries, below which a list is the only one."""
 REHEARSED = 400
@@ -72,7 +69,8 @@ class ListSolver:
         if explained and known.told_apart():
             return within
         if within.absent > 0:
-            return self._only_list(known) or propagated_part(known, within.absent)
+            only = None if within.ruled_out else self._only_list(known)
+            return only or propagated_part(known, within.absent)
         found = propagated_list(known, DAMPINGS if self.rehearsal.exact else DAMPINGS[:1])
         better = self.rehearsal.better and not explained
         return found.posterior if found.only or better else within
@@ -104,10 +102,9 @@ def list_solver(like: ListEquations, rng: torch.Generator) -> ListSolver:
 def propagated_list(known: ListEquations, dampings: Sequence[float]) -> Propagated:
     """The marginals of memberships, by the first of `dampings` whose list leaves the residual that errors leave.
 
-    That is one of chi-square's with as many degrees of freedom as there are numbers, but for one time in a million.
     Without any, the smallest residual's."""
     rows, target = known.whitened(0)
-    count, bound = len(rows), float(chi2.isf(BY_CHANCE, len(target)))
+    count = len(rows)
     matrix = np.concatenate([rows.T, np.full((1, count), 1 / COUNTED)])
     values, share = np.append(target, known.images / COUNTED), known.images / count
     best, least = None, math.inf
@@ -115,7 +112,7 @@ def propagated_list(known: ListEquations, dampings: Sequence[float]) -> Propagat
         found = propagated(matrix, values, levels=LEVELS, shares=np.array([1 - share, share]), damping=damping)
         posterior = MemberPosterior(weights=found.members, listed=known.images)
         left = float(np.square(target - posterior.believed().numpy() @ rows).sum())
-        if left <= bound:
+        if left <= known.largest_residual:
             return Propagated(posterior=posterior, only=found.doubtful < DOUBTFUL)
         if left < least:
             best, least = posterior, left

@@ -1,10 +1,15 @@
 """Set reconstruction where members are missing from the gallery: how many they are, and who the others are."""
 
+from collections import OrderedDict
+from itertools import combinations
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from fdgsec.attacks.set_reconstruction import absent_members
+from fdgsec.attacks.set_reconstruction import list_solver as solving
 from fdgsec.attacks.set_reconstruction.absent_members import distribution_of
 from fdgsec.attacks.set_reconstruction.list_equations import ListEquations, list_equations
 from fdgsec.attacks.set_reconstruction.list_solver import list_solver, propagated_part
@@ -89,6 +94,46 @@ def test_releases_of_others_leave_no_evidence_in_partial_galleries():
     assert np.mean(listed) < 8
 
 
+@pytest.mark.parametrize("noise", [1e-6, 0.02, 0.05, 0.1])
+@pytest.mark.parametrize("absent", [0, 1, 5])
+def test_a_list_is_ruled_out_only_where_all_lists_leave_too_large_a_residual(noise: float, absent: int):
+    """All lists of 5 among 14 candidates, 2,002 of them."""
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        records = rng.standard_normal((14 + absent, 20))
+        members = np.concatenate([np.arange(5 - absent), np.arange(14, 14 + absent)])
+        error = noise * rng.standard_normal(20)
+        known = ListEquations(
+            candidates=records[:14], release=records[members].mean(0) + error, noise=np.full(20, noise),
+            spread=records.std(0), images=5, population=lambda records=records: distribution_of(records),
+        )  # fmt: skip
+
+        ruled_out = known.solved(1.0, absent=0).ruled_out
+
+        means = records[np.array(list(combinations(range(14), 5)))].mean(1)
+        smallest = np.square((means - known.release) / noise).sum(1).min()
+        assert not (ruled_out and smallest <= known.largest_residual)
+        assert ruled_out or absent == 0 or noise > 1e-6  # and it is ruled out where errors are that small
+
+
+def test_where_every_list_is_ruled_out_none_is_looked_for(monkeypatch: pytest.MonkeyPatch):
+    """The answer is the same as if one had been looked for."""
+    known, _ = partial_gallery(images=20, absent=4, seed=0)
+    looked_for, look = list[int](), solving.propagated_list
+    monkeypatch.setattr(
+        solving, "propagated_list", lambda one, dampings: looked_for.append(one.images) or look(one, dampings)
+    )
+    assert known.solved(1.0, absent=None).ruled_out
+
+    found = list_solver(known, stream(0, "attack")).solved(known)
+
+    assert not looked_for
+    solver = list_solver(known, stream(0, "attack"))
+    assert solver.rehearsal.exact
+    assert solver._only_list(known) is None
+    assert np.array_equal(found.weights, propagated_part(known, known.likeliest_absent()).weights)
+
+
 def test_variances_are_those_of_images_that_components_were_not_found_with():
     """Fewer images than numbers: held-out ones are white on average, which they are not by linear shrinkage."""
     rng = np.random.default_rng(0)
@@ -107,6 +152,28 @@ def test_a_mean_of_few_images_is_an_error_of_every_absent_member():
     mean, covariance = found.sum_of(100)
     assert np.allclose(mean, 100 * found.mean)
     assert np.allclose(covariance, (100 + 100**2 / 50) * found.covariance)
+
+
+def test_a_distribution_depends_on_no_order_of_the_images_and_is_learned_once(monkeypatch: pytest.MonkeyPatch):
+    rng, learned = np.random.default_rng(0), list[int]()
+    images, related = rng.standard_normal((50, 6)), rng.standard_normal((40, 6))
+    learn = absent_members._distribution_of
+    monkeypatch.setattr(absent_members, "_KEPT", OrderedDict())
+    monkeypatch.setattr(
+        absent_members, "_distribution_of", lambda rows, others: learned.append(len(rows)) or learn(rows, others)
+    )
+
+    found = distribution_of(images, [related])
+    turned = distribution_of(images[rng.permutation(50)], [related])
+
+    assert np.array_equal(turned.mean, found.mean)
+    assert np.array_equal(turned.covariance, found.covariance)
+    assert learned == [50]
+    assert not np.array_equal(distribution_of(images[1:], [related]).covariance, found.covariance)
+    assert not np.array_equal(distribution_of(images, [related[1:]]).covariance, found.covariance)
+    for count in range(2, absent_members.MOST_KEPT + 10):
+        distribution_of(images[:count])
+    assert len(absent_members._KEPT) == absent_members.MOST_KEPT
 
 
 @pytest.mark.parametrize("images", [2, 3])
