@@ -189,7 +189,8 @@ def planned_rows(attacks: Sequence[Attack], setting: AttackSetting) -> list[tupl
                 if attack.reads & UPLOADED and question.kind not in ("single_step", "hostile"):
                     _check_seen(attack, cases)
             if not answered:
-                raise UsageError(_nothing_answered(_too_large(question, found) for question in questions))
+                missing = (_missing_clients(question, found) for question in questions)
+                raise UsageError(_nothing_answered(one.reason for one in missing if one))
         except UsageError as error:
             rows.append((attack.name, f"skipped: {error}"))
         else:
@@ -274,10 +275,10 @@ def _answer_questions(requests: Sequence[Question], attack: Attack, setting: Att
             answered.cases.append(case)
             answered.truths.append(truth)
     for question in found if isinstance(setting.questions, SimulatedQuestions) else ():  # others say what they lack
-        lacking = "" if _describe(question) in answered.gaps else _too_large(question, found)
-        if lacking:
-            kept = answered.too_large if lacking.startswith("too few") else answered.gaps
-            kept[_describe(question)] = lacking
+        missing = None if _describe(question) in answered.gaps else _missing_clients(question, found)
+        if missing:
+            kept = answered.too_large if missing.too_large else answered.gaps
+            kept[_describe(question)] = missing.reason
     return answered
 
 
@@ -287,20 +288,28 @@ def _nothing_answered(reasons: Iterable[str]) -> str:
     return f"{COULD_NOT_RUN}{said}" if said else NOTHING_ASKED
 
 
-def _too_large(question: Question, found: Mapping[Question, Cases]) -> str:
+@dataclass(frozen=True, kw_only=True)
+class _MissingClients:
+    """Why clients that a question asks for are missing; `too_large`: there are too few images for them."""
+
+    reason: str
+    too_large: bool
+
+
+def _missing_clients(question: Question, found: Mapping[Question, Cases]) -> _MissingClients | None:
     """Why clients of as many images as a question asks for are missing, in the domains that smaller ones have."""
     if not question.records or question.kind in RUN_OR_TRAINING:
-        return ""
+        return None
     alike = {other: _domains(cases) for other, cases in found.items() if other.kind == question.kind}
     mine = alike.get(question, set())
     missing = sorted(set().union(*alike.values()) - mine - {""})
     if mine and (not missing or "" in mine):
-        return ""
+        return None
     where = f"of {listed(missing)} " if missing else ""
     clients = f"{question.clients} clients" if question.clients else "clients"
     larger = [other for other, domains in alike.items() if _images(other) >= _images(question) and domains & {*missing}]
     few = "nothing to ask" if larger else "too few images"  # as many images are there, and something else is lacking
-    return f"{few} {where}for {clients} of {question.records:,}"
+    return _MissingClients(reason=f"{few} {where}for {clients} of {question.records:,}", too_large=not larger)
 
 
 def _domains(cases: Cases) -> set[str]:

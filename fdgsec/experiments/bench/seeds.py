@@ -63,9 +63,10 @@ def train_seeds(
 def summary(seeds: Sequence[int], reports: Sequence[AttackReport]) -> dict[str, object]:
     """What the reports of the `seeds`, one each, say together: the mean of each score, and the runs."""
     runs = [_run(seed, report) for seed, report in zip(seeds, reports, strict=True)]
-    method, dataset = reports[0].method, reports[0].dataset["name"]
+    method, dataset = reports[0].method, reports[0].dataset
     return {
-        "schema": 1, "method": method, "dataset": dataset, "seeds": list(seeds), **_means(reports), "runs": runs,
+        "schema": 1, "method": method, "dataset": dataset["name"], "seeds": list(seeds),
+        "guessing": reports[0].guessing, **_means(reports), "runs": runs,
     }  # fmt: skip
 
 

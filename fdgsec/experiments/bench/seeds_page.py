@@ -6,6 +6,7 @@ from typing import Any
 from fdgsec.experiments.bench.web_page import mean_in_words, score_bar
 from fdgsec.experiments.report.findings import PROCEDURAL
 from fdgsec.experiments.report.pages import page as filled
+from fdgsec.experiments.report.words import rate
 
 Row = Mapping[str, Any]
 
@@ -16,7 +17,7 @@ def page(found: Row) -> str:
     return filled(
         "seeds.html", title=f"{method} trained on {dataset}, {len(found['seeds'])} seeds", method=method,
         contents=[("accuracy", "Accuracy"), ("runs", "Each seed")], sentence=sentence(found), scores=_scores(found),
-        steps=_steps(found), runs=[_run(run) for run in found["runs"]],
+        steps=_steps(found), baseline=rate(found["guessing"]), runs=[_run(run) for run in found["runs"]],
     ) + "\n"  # fmt: skip
 
 
@@ -24,13 +25,13 @@ def sentence(found: Row) -> str:
     """What the method reaches on the unseen domain, in how many seeds."""
     drawn = " (procedural images: no finding)" if found["dataset"] in PROCEDURAL else ""
     reached = f"{found['method']} reaches accuracy {mean_in_words(found['accuracy'])} on {found['unseen_domain']}"
-    return f"{reached}, which no client has{drawn}: the mean over {len(found['seeds'])} seeds."
+    guessing = f"guessing a class reaches {rate(found['guessing'])}"
+    return f"{reached}, which no client has{drawn}: the mean over {len(found['seeds'])} seeds; {guessing}."
 
 
 def _scores(found: Row) -> list[Mapping[str, object]]:
     unseen = found["unseen_domain"]
     named = [(unseen, "unseen domain", found["accuracy"])]
-    named += [(unseen, f"weighted {name.upper()}", found[name]) for name in ("auc", "f1") if name in found]
     if "adapted" in found:
         named.append((unseen, f"adapted to it: {found['adapted']['adaptation']}", found["adapted"]))
     if "validation_domain" in found:
@@ -38,7 +39,11 @@ def _scores(found: Row) -> list[Mapping[str, object]]:
         named.append((second["domain"], "unseen, for choosing between models", second))
     named += [("own domains", "mean over them", found["own_domains"])] if "own_domains" in found else []
     named += [(domain, "clients' validation images", mean) for domain, mean in found["per_domain"].items()]
-    return [score_bar(name, about, mean) for name, about, mean in named]
+    bars = [score_bar(name, about, mean, baseline=found["guessing"]) for name, about, mean in named]
+    others = [(name, baseline) for name, baseline in (("auc", 0.5), ("f1", None)) if name in found]
+    return bars + [
+        score_bar(unseen, f"weighted {name.upper()}", found[name], baseline=baseline) for name, baseline in others
+    ]
 
 
 def _steps(found: Row) -> str:

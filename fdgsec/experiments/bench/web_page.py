@@ -72,13 +72,16 @@ def mean_in_words(mean: Row) -> str:
     return f"{rate(cut['value'])}{bounds}"
 
 
-def score_bar(name: str, about: str, mean: Row | None, paper: float | None = None) -> Mapping[str, object]:
-    """The bar of a mean over seeds; without one, why."""
+def score_bar(
+    name: str, about: str, mean: Row | None, paper: float | None = None, *, baseline: float | None = None
+) -> Mapping[str, object]:
+    """The bar of a mean over seeds, from its `baseline`; without a mean, why there is none."""
     if mean is None:
         return bar_in_words(name, about, {"value": None}, css="open", said="", small="", note="no finished seed")
     printed = "" if paper is None else f"; paper {paper:g}%"
     seeds = f"{mean['n']} seed{'' if mean['n'] == 1 else 's'}{printed}"
-    return bar_in_words(name, about, possible(mean), css="score", said=mean_in_words(mean), small=seeds)
+    number = {**possible(mean), "chance": baseline}
+    return bar_in_words(name, about, number, css="score", said=mean_in_words(mean), small=seeds)
 
 
 def _bars(arms: Row, column: str) -> list[Mapping[str, object]]:

@@ -79,13 +79,14 @@ def curves(lines: Mapping[str, Sequence[Mapping[str, float]]], key: str) -> Mark
         height = (y - lowest) / max(highest - lowest, 1e-9) if highest > lowest else 0.5
         return LEFT + right * (RIGHT - LEFT), BOTTOM - height * (BOTTOM - TOP)
 
+    least, most = _told_apart(lowest, highest)
     ends = _spread([(place(*found[-1])[1], name) for name, found in every.items()])
     parts = [
         Markup('<path class="axis" d="M{0} {1}V{2}H{3}"/>').format(LEFT, TOP - 4, BOTTOM + 4, RIGHT),
-        _text(LEFT - 4, BOTTOM + 4, f"{lowest:.3g}", "end"), _text(LEFT, BOTTOM + 18, f"round {first:g}", "middle"),
+        _text(LEFT - 4, BOTTOM + 4, least, "end"), _text(LEFT, BOTTOM + 18, f"round {first:g}", "middle"),
         _text(RIGHT, BOTTOM + 18, f"round {last:g}", "middle"),
     ]  # fmt: skip
-    parts += [_text(LEFT - 4, TOP + 4, f"{highest:.3g}", "end")] if highest > lowest else []
+    parts += [_text(LEFT - 4, TOP + 4, most, "end")] if highest > lowest else []
     for number, (name, found) in enumerate(every.items()):
         parts.append(_line([place(*point) for point in found], number))
         parts += [_text(RIGHT + 8, ends[name] + 4, name, "start")] if name else []
@@ -93,6 +94,15 @@ def curves(lines: Mapping[str, Sequence[Mapping[str, float]]], key: str) -> Mark
     return Markup('<svg class="curve" viewBox="0 0 360 176" role="img" aria-label="{}">{}</svg>').format(
         label, Markup("").join(parts)
     )
+
+
+def _told_apart(lowest: float, highest: float) -> tuple[str, str]:
+    """Both numbers in as many digits, three or more, as tell them apart."""
+    for digits in range(3, 17):
+        least, most = f"{lowest:.{digits}g}", f"{highest:.{digits}g}"
+        if least != most:
+            break
+    return least, most
 
 
 def _line(places: Sequence[tuple[float, float]], number: int) -> Markup:

@@ -213,10 +213,16 @@ def _messages(report: AttackReport) -> list[Row]:
         entry[0], entry[1] = entry[0] + 1, entry[1] + _whole(row["bytes"])
     found: list[Row] = [(*key, f"{count:,}", f"{size:,}") for key, (count, size) in counts.items()]
     models = [
-        (row["kind"], row["stage"], "", "", f"{_whole(row['messages']):,}", f"{_whole(row['bytes']):,}")
+        (row["kind"], row["stage"], *_way(row), f"{_whole(row['messages']):,}", f"{_whole(row['bytes']):,}")
         for row in report.model_traffic
     ]
     return [*found, *models]
+
+
+def _way(row: Mapping[str, object]) -> tuple[str, str]:
+    """Who sends and who receives the messages of a row of model traffic."""
+    from_server = row["stage"] in ("model", "combine") or (row["stage"] == "review" and row["kind"] != "Scores")
+    return ("server", "clients") if from_server else ("clients", "server")
 
 
 def _first_messages(report: AttackReport) -> list[Row]:
@@ -250,7 +256,7 @@ def _training_page(report: AttackReport, settings: str, points: Sequence[Mapping
                   ("made", "How this was made")],
         findings=findings, scores=_scores(report), curves=curves, promises=promises(report),
         assumptions=report.guarantees[0]["assumptions"] if report.guarantees else (), messages=_messages(report),
-        facts=_facts(report), settings=settings, baseline=rate(1 / _classes(report)), steps=_steps(report),
+        facts=_facts(report), settings=settings, baseline=rate(report.guessing), steps=_steps(report),
     )  # fmt: skip
 
 
@@ -260,12 +266,6 @@ def _steps(report: AttackReport) -> str:
     if not isinstance(steps, Mapping):
         return ""
     return f"Optimizer steps per client and round: {steps['per_client_and_round']:,.4g}; in all: {steps['total']:,.0f}"
-
-
-def _classes(report: AttackReport) -> int:
-    classes = report.dataset.get("classes", ())
-    assert isinstance(classes, Sequence)
-    return max(1, len(classes))
 
 
 def _curves(points: Sequence[Mapping[str, float]]) -> list[str]:
@@ -282,7 +282,7 @@ def _scores(report: AttackReport) -> list[Mapping[str, object]]:
     found = report.accuracy
     if found is None:
         return []
-    chance = 1 / _classes(report)
+    chance = report.guessing
     per_domain, second, adapted = found.get("per_domain", {}), found.get("validation_domain"), found.get("adapted")
     assert isinstance(per_domain, Mapping)
     named: list[tuple[str, str, object]] = [(f"{found['unseen_domain']}", "unseen domain", found)]

@@ -120,6 +120,13 @@ class AttackReport:
     seconds: float
     unread_kinds: Sequence[str] = ()
 
+    @property
+    def guessing(self) -> float:
+        """The accuracy of guessing a class: one over the number of classes that the dataset names."""
+        named = self.dataset.get("classes", ())
+        assert isinstance(named, Sequence)
+        return 1 / max(1, len(named))
+
     def document(self) -> dict[str, object]:
         """report.json: schema 1."""
         return {

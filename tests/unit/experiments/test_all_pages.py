@@ -4,7 +4,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -15,8 +15,10 @@ from fdgsec.experiments.bench.tables import summary as bench_summary
 from fdgsec.experiments.bench.web_page import page as bench_page
 from fdgsec.experiments.claims.web_page import page as claims_page
 from fdgsec.experiments.compare.compare_runs import compare
+from fdgsec.experiments.report.bars import curves
 from fdgsec.experiments.report.html import render
 from fdgsec.experiments.report.pages import source
+from fdgsec.experiments.report.words import rate
 from fdgsec.experiments.sweep.plots import figures
 from fdgsec.experiments.sweep.web_page import page as sweep_page
 from tests.support.html_page import read
@@ -118,6 +120,24 @@ def test_a_table_of_accuracies_has_bars_with_intervals_a_curve_with_labels_and_s
     assert ">fedavg</text>" in made["bench"]
     for words in ("9 (180)", "round 2", "none: no defense", "ModelState", "no finding"):
         assert words in page.text
+
+
+def test_ends_of_a_curve_that_hardly_moves_are_told_apart():
+    still, moving = (
+        str(curves({"": [{"round": float(n), "loss": value} for n, value in enumerate(values)]}, "loss"))
+        for values in ([1.96, 1.96], [1.9604, 1.9597, 1.9596])
+    )
+    assert re.findall(r">(1\.9\d*)</text>", still) == ["1.96"]
+    assert re.findall(r">(1\.9\d*)</text>", moving) == ["1.9596", "1.9604"]
+
+
+def test_a_page_of_seeds_says_what_guessing_a_class_reaches(made: dict[str, str]):
+    report = trained()
+    page = read(made["seeds"])
+
+    assert f"guessing a class reaches {rate(report.guessing)}" in page.text
+    assert 'class="baseline"' in made["seeds"]
+    assert report.guessing == pytest.approx(1 / len(cast(list[str], report.dataset["classes"])))
 
 
 def test_curves_are_means_over_the_runs_that_recorded_them():

@@ -62,7 +62,7 @@ def trained() -> AttackReport:
         attacks=[],
         backbone="tiny",
         accuracy={"unseen_domain": "sketch", **score, "per_domain": {"photo": score}, "f1": {"value": 0.5, "n": 90}},
-        model_traffic=[{"stage": "fit", "kind": "ModelState", "messages": 6, "bytes": 600}],
+        model_traffic=[{"stage": "update", "kind": "ModelState", "messages": 6, "bytes": 600}],
     )
 
 
@@ -147,6 +147,25 @@ def test_a_training_has_a_page_of_its_own_with_accuracy_curve_guarantee_and_traf
     assert "polyline" in page
     assert "flagged" not in text
     assert "privacy was not tested" in text
+
+
+@pytest.mark.parametrize(
+    ("stage", "kind", "way"),
+    [
+        ("model", "ModelState", "server clients"),
+        ("combine", "GeneratorState", "server clients"),
+        ("review", "ModelState", "server clients"),
+        ("review", "Scores", "clients server"),
+        ("update", "Scores", "clients server"),
+        ("share", "GeneratorState", "clients server"),
+    ],
+)
+def test_messages_with_models_say_who_sends_and_who_receives_them(stage: str, kind: str, way: str):
+    sent = {"stage": stage, "kind": kind, "messages": 6, "bytes": 600}
+
+    cells = re.sub("<[^>]*>", " ", render(replace(trained(), model_traffic=[sent]))).split()
+
+    assert f"{kind} {stage} {way} 6 600" in " ".join(cells)
 
 
 def test_a_bar_is_drawn_for_what_lies_between_0_and_1_alone():
