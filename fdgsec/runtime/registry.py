@@ -2,11 +2,13 @@
 
 import hashlib
 import inspect
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -177,8 +179,31 @@ def given_classes(group: str, *things: object) -> Iterator[None]:
 
 
 def plugins(group: str) -> Mapping[str, EntryPoint]:
-    """The entry points of installed packages in a group, by name."""
-    return {point.name: point for point in sorted(entry_points(group=f"fdgsec.{group}"), key=lambda point: point.name)}
+    """The entry points of installed packages in a group, by name.
+
+    All packages are searched again only where the import path or one of its folders has changed: a search takes as long
+    as thousands of look-ups."""
+    searched = tuple((path, _changed(path)) for path in sys.path)
+    return _plugins(searched, tuple(map(id, sys.meta_path))).get(f"fdgsec.{group}", {})
+
+
+def _changed(path: str) -> int:
+    """When a folder of the import path was last changed, in ns; -1 where there is none."""
+    try:
+        return os.stat(path or os.curdir).st_mtime_ns
+    except OSError:
+        return -1
+
+
+@lru_cache(maxsize=4)
+def _plugins(_searched: object, _finders: object) -> Mapping[str, Mapping[str, EntryPoint]]:
+    """The entry points of all groups of fdgsec, by group and name."""
+    every = entry_points()
+    mine = [group for group in every.groups if group.startswith("fdgsec.")]
+    return {
+        group: {point.name: point for point in sorted(every.select(group=group), key=lambda point: point.name)}
+        for group in mine
+    }
 
 
 def names(group: str) -> list[str]:

@@ -3,9 +3,8 @@
 import ast
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
-
-import pytest
 
 from docs.site import cli_reference, glossary_page
 from fdgsec.experiments.explain import explain
@@ -38,8 +37,13 @@ KEPT = {
 """Old names that a page tells as such: of files, and in the history of changes."""
 
 
-def texts() -> Iterator[tuple[str, str]]:
-    """All that a person reads: pages, help, explanations, the glossary, and templates of pages."""
+@lru_cache(maxsize=1)
+def texts() -> list[tuple[str, str]]:
+    """All that a person reads: pages, help, explanations, the glossary, and templates of pages; each with its place."""
+    return list(_texts())
+
+
+def _texts() -> Iterator[tuple[str, str]]:
     for page in PAGES:
         if page.is_file():
             yield str(page.relative_to(ROOT)), page.read_text()
@@ -70,17 +74,15 @@ def _strings(module: Path) -> Iterator[str]:
             yield node.value
 
 
-TEXTS = list(texts())
-
-
-@pytest.mark.parametrize("old", OLD)
-def test_an_old_word_is_gone(old: str):
+def test_old_words_are_gone():
     found = []
-    for place, text in TEXTS:
+    for place, text in texts():
         kept = re.sub(KEPT[place], "", text) if KEPT.get(place) else text
         plain = re.sub(r"\s+", " ", kept)
         found += [
-            (place, plain[max(0, hit.start() - 40) : hit.end() + 20]) for hit in re.finditer(old, plain, re.IGNORECASE)
+            (OLD[old], place, plain[max(0, hit.start() - 40) : hit.end() + 20])
+            for old in OLD
+            for hit in re.finditer(old, plain, re.IGNORECASE)
         ]
 
     assert found == []
@@ -90,7 +92,7 @@ def test_lines_about_what_does_not_apply_name_no_class():
     """Kinds of artifacts are said in words."""
     lines = [
         line
-        for place, text in TEXTS
+        for place, text in texts()
         for line in re.findall(r"not applicable: [^\n`]*", text)
         if not place.endswith("CHANGELOG.md")
     ]

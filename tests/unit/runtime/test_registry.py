@@ -1,8 +1,10 @@
 """Whatever a package brings by entry points is listed, resolved, built and hinted at like what is bundled."""
 
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from fdgsec.experiments.setup.run_inputs import attacked_method, method_of
 from fdgsec.federation.artifacts import decode, kind_named
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.styles.encoders import encoder_names, load_encoder
+from fdgsec.runtime import registry
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.registry import Target, name_of, names, resolve, target_named, targets
 from tests.support.plugin import installed
@@ -108,6 +111,24 @@ def test_a_plugin_is_listed_behind_what_is_bundled():
     for what in ("methods", "attacks", "defenses", "encoders", "datasets", "targets", "artifacts"):
         listed = {row[0] for row in LISTS[what][1]()}
         assert POINTS[what].keys() <= listed
+
+
+def test_packages_are_searched_again_only_where_some_may_have_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    searches = list[int]()
+    search = registry.entry_points
+    monkeypatch.setattr(registry, "entry_points", lambda: searches.append(1) or search())
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    assert "late" not in names("methods")
+    first = len(searches)
+    assert "late" not in [*names("methods"), *names("attacks"), name_of("methods", object())]
+    assert len(searches) == first
+
+    with installed(tmp_path, {"methods": {"late": "late_method:Late"}}, name="late"):
+        assert "late" in names("methods")
+    assert "late" in names("methods")  # its folder stays on the path
+    shutil.rmtree(tmp_path / "late-1.0.dist-info")
+    assert "late" not in names("methods")
 
 
 def test_a_plugin_method_is_a_target_and_so_is_its_variant():
