@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import tracemalloc
 import zipfile
 from collections.abc import MutableMapping
 from pathlib import Path
@@ -137,3 +138,32 @@ def test_a_file_beyond_its_limit_is_not_unpacked(tmp_path: Path):
         made.writestr(f"{MODULE}.py", bytes(10**8))
 
     assert not is_own_app(large.getvalue())
+
+
+@pytest.mark.parametrize("packing", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_file_that_unpacks_to_more_than_it_says_takes_no_memory(packing: int):
+    large, about = io.BytesIO(), zipfile.ZipInfo("pyproject.toml")
+    with zipfile.ZipFile(large, "w", packing) as made:
+        about.compress_type = packing
+        made.writestr(about, bytes(10**8))
+    content = large.getvalue().replace((10**8).to_bytes(4, "little"), (100).to_bytes(4, "little"))
+
+    tracemalloc.start()
+    ours = is_own_app(content)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert not ours
+    assert peak < 3 * 2**20
+
+
+@pytest.mark.parametrize("packing", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_damaged_file_of_an_app_is_not_ours(packing: int):
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", packing) as archive:
+        archive.writestr("pyproject.toml", PYPROJECT)
+    content = bytearray(made.getvalue())
+    for place in range(30, 60):  # the packed bytes
+        content[place] ^= 0xFF
+
+    assert not is_own_app(bytes(content))
