@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fdgsec.experiments.claims.tables import deciding, measured, median_seed, otherwise
+from fdgsec.experiments.claims.tables import deciding, measured, mechanics, median_seed, otherwise
 from fdgsec.experiments.report.text import number
 from fdgsec.experiments.run_config import RunConfig
 from fdgsec.experiments.sweep.tables import named, shown, verdict
@@ -75,6 +75,8 @@ def print_seeds(found: Mapping[str, Any], *, as_json: bool, out: Path | None) ->
 
 def print_claims(found: Mapping[str, Any], *, out: Path) -> None:
     """Print the ledger with its verdicts, and what would have decided otherwise."""
+    if said := mechanics(found):
+        console().print(said, highlight=False)
     rows = [
         (claim["id"], claim["verdict"], ", ".join(column["encoder"] for column in deciding(claim)) or "-",
          measured(seed), number(seed.get("chance")), number(claim.get("adjusted_p_value")), claim.get("reason") or "")

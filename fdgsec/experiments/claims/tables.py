@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fdgsec.experiments.claims.verdicts import Criterion
+from fdgsec.experiments.report.findings import PROCEDURAL
 from fdgsec.experiments.report.text_tables import markdown_table
 from fdgsec.metrics.effect_sizes import margin_of
 
@@ -156,6 +157,14 @@ def registration_text(document: Mapping[str, Any]) -> str:
     )
 
 
+def mechanics(document: Mapping[str, Any]) -> str:
+    """That verdicts on drawn images say nothing about a paper, in a sentence; empty for real images."""
+    dataset = document["dataset"]
+    if dataset not in PROCEDURAL:
+        return ""
+    return f"Mechanics only: {dataset} is procedural, so these verdicts are no finding about a paper."
+
+
 def legend(document: Mapping[str, Any]) -> str:
     """How to read verdicts and numbers."""
     seeds, agree = len(document["seeds"]), document["agreeing"]
@@ -171,13 +180,15 @@ def legend(document: Mapping[str, Any]) -> str:
 
 def title(document: Mapping[str, Any]) -> str:
     """The heading of the document."""
-    seeds = ", ".join(map(str, document["seeds"]))
-    return f"Claims on {document['dataset']} ({document['profile']}, {', '.join(document['encoders'])}, seeds {seeds})"
+    named = ", ".join(map(str, document["seeds"]))
+    seeds = f"seed {named}" if len(document["seeds"]) == 1 else f"seeds {named}"
+    return f"Claims on {document['dataset']} ({document['profile']}, {', '.join(document['encoders'])}, {seeds})"
 
 
 def markdown(document: Mapping[str, Any]) -> str:
     """The ledger: an overview, what would have decided otherwise, and every claim with all its numbers."""
-    lines = [f"# {title(document)}", "", registration_text(document), "", legend(document), ""]
+    lines = [f"# {title(document)}", "", *([said, ""] if (said := mechanics(document)) else [])]
+    lines += [registration_text(document), "", legend(document), ""]
     lines += [*_lines(overview(document)), "", "## Which encoder and seed would have decided otherwise", ""]
     lines += [*_lines(otherwise(document)), ""]
     for claim in document["claims"]:

@@ -8,6 +8,7 @@ from fdgsec.experiments.claims.tables import (
     beyond_rows,
     facts,
     legend,
+    mechanics,
     otherwise,
     overview,
     registration_text,
@@ -45,7 +46,8 @@ def _sentence(document: Mapping[str, Any]) -> str:
     """How many claims have which verdict: `Of 14 claims, 4 contradicted, 4 supported and 6 undecided.`"""
     found = [claim["verdict"] for claim in document["claims"]]
     counts = [f"{found.count(verdict)} {verdict}" for verdict in VERDICTS if verdict in found]
-    return f"Of {len(found)} {'claim' if len(found) == 1 else 'claims'}, {listed(counts)}."
+    said = f"Of {len(found)} {'claim' if len(found) == 1 else 'claims'}, {listed(counts)}."
+    return f"{mechanics(document)} {said}".lstrip()
 
 
 def _claim(claim: Mapping[str, Any]) -> Mapping[str, object]:

@@ -13,6 +13,7 @@ from sklearn.isotonic import IsotonicRegression
 
 from fdgsec.experiments.bench.tables import mean_of, traffic_mean
 from fdgsec.experiments.report.accuracy import own_domain_accuracy
+from fdgsec.experiments.report.findings import PROCEDURAL
 from fdgsec.experiments.report.text_tables import markdown_table
 from fdgsec.metrics.measurement import BOUNDED
 from fdgsec.privacy.ledger import review_mark
@@ -315,7 +316,12 @@ def _of_run(guarantees: Sequence[Row]) -> list[Row]:
 
 
 def verdict(found: Row) -> str:
-    """One sentence: the value from which clients cannot be linked, and its cost in accuracy."""
+    """The value from which clients cannot be linked, and its cost; of drawn images, that it is no finding."""
+    drawn = "Mechanics only (procedural images): " if found["dataset"] in PROCEDURAL else ""
+    return f"{drawn}{_hidden(found)}"
+
+
+def _hidden(found: Row) -> str:
     crossing = found["hidden"]
     if crossing is None:
         return "Linkage was not measured."

@@ -5,7 +5,6 @@ from typing import Any
 
 from fdgsec.experiments.bench.web_page import score_bar
 from fdgsec.experiments.report.bars import bar_in_words
-from fdgsec.experiments.report.findings import PROCEDURAL
 from fdgsec.experiments.report.html import css_of, webp
 from fdgsec.experiments.report.pages import page as filled
 from fdgsec.experiments.report.words import MEASURE_WORDS, rate, short
@@ -25,18 +24,12 @@ def page(found: Row, drawn: Mapping[str, bytes]) -> str:
         "sweep.html", title=f"{found['target']} on {found['dataset']} under {' then '.join(found['defenses'])}",
         contents=[("figures", "Figures"), ("attacks", "Attacks"), ("accuracy", "Accuracy"), ("guarantee", "Guarantees"),
                   ("table", "Table"), ("made", "How this was made")],
-        sentence=sentence(found), option=found["option"], notes=notes(found), skipped=found["skipped"],
+        sentence=verdict(found), option=found["option"], notes=notes(found), skipped=found["skipped"],
         figures=[(name, TITLES[name], webp(png)) for name, png in drawn.items()],
         attacks=[(f"{name}: {_measure(found, name)}", _bars(found, name)) for name in found["followed"]],
         accuracy=_accuracy(found), differences=_differences(found), table_columns=columns, table_rows=rows,
         guarantees=_guarantees(found), facts=_facts(found),
     ) + "\n"  # fmt: skip
-
-
-def sentence(found: Row) -> str:
-    """The verdict, which says what the procedural datasets are no finding about."""
-    drawn = "Mechanics only (procedural images): " if found["dataset"] in PROCEDURAL else ""
-    return f"{drawn}{verdict(found)}"
 
 
 def _measure(found: Row, name: str) -> str:

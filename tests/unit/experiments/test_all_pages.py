@@ -8,11 +8,13 @@ from typing import Any, cast
 
 import pytest
 
+from fdgsec.cli.tables import print_claims, print_sweep
 from fdgsec.experiments.bench.protocols import Protocol
 from fdgsec.experiments.bench.seeds import summary as seeds_summary
 from fdgsec.experiments.bench.seeds_page import page as seeds_page
 from fdgsec.experiments.bench.tables import summary as bench_summary
 from fdgsec.experiments.bench.web_page import page as bench_page
+from fdgsec.experiments.claims.tables import markdown
 from fdgsec.experiments.claims.web_page import page as claims_page
 from fdgsec.experiments.compare.compare_runs import compare
 from fdgsec.experiments.report.bars import curves
@@ -20,6 +22,7 @@ from fdgsec.experiments.report.html import render
 from fdgsec.experiments.report.pages import source
 from fdgsec.experiments.report.words import rate
 from fdgsec.experiments.sweep.plots import figures
+from fdgsec.experiments.sweep.tables import verdict
 from fdgsec.experiments.sweep.web_page import page as sweep_page
 from tests.support.html_page import read
 from tests.support.swept import curve as swept
@@ -138,6 +141,22 @@ def test_a_page_of_seeds_says_what_guessing_a_class_reaches(made: dict[str, str]
     assert f"guessing a class reaches {rate(report.guessing)}" in page.text
     assert 'class="baseline"' in made["seeds"]
     assert report.guessing == pytest.approx(1 / len(cast(list[str], report.dataset["classes"])))
+
+
+@pytest.mark.parametrize(("dataset", "drawn"), [("shapes", True), ("swatches", True), ("pacs", False)])
+def test_verdicts_on_drawn_images_are_no_finding_wherever_they_are_said(
+    dataset: str, drawn: bool, capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    claims = {**claimed(), "dataset": dataset}
+    sweep = {**swept({None: 1.0, 0.1: 0.9, 1.0: 0.05}), "dataset": dataset}
+    print_claims(claims, out=tmp_path)
+    print_sweep(sweep, out=tmp_path)
+    terminal = capsys.readouterr().out
+
+    said = [terminal, claims_page(claims), markdown(claims), sweep_page(sweep, figures(sweep)), verdict(sweep)]
+
+    assert ["Mechanics only" in each for each in said] == [drawn] * 5
+    assert terminal.count("Mechanics only") == 2 * drawn
 
 
 def test_curves_are_means_over_the_runs_that_recorded_them():

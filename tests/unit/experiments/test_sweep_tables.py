@@ -72,7 +72,7 @@ def test_an_accuracy_of_one_seed_is_as_sure_as_its_test_images_allow_and_of_seve
     alone["accuracy"] |= {"low": 0.45, "high": 0.55}
 
     points = [private(None, measured("linkage", [row("top1", 0.9)])), alone, *both]
-    found = {"option": "scale", **summary(points)}
+    found = {"option": "scale", "dataset": "shapes", **summary(points)}
 
     one, two = (point["score"] for point in found["accuracy"])
     assert (one["value"], one["low"], one["high"], one["n"]) == (0.5, 0.45, 0.55, 1)
@@ -148,7 +148,7 @@ def test_linkage_that_never_falls_is_said_to_stay():
     found = curve({None: 1.0, 0.1: 0.9, 1.0: 0.8})
 
     assert found["hidden"] == {"value": None, "factor": 2.0, "accuracy": None}
-    assert verdict(found) == "Linkage stays at 2 times chance or more at every value."
+    assert verdict({**found, "dataset": "pacs"}) == "Linkage stays at 2 times chance or more at every value."
 
 
 def test_linkage_that_was_not_measured_is_said_so():
