@@ -11,6 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -24,11 +25,12 @@ RELATED = 0.3
 """Weight of an image of another domain in the principal components, where one of the own domain weighs 1."""
 LEAST_VARIANCE = 1e-12
 """Of the largest: keeps a covariance positive definite where images do not vary in some direction."""
-
-
 MOST_KEPT = 16
 """Distributions of images that a process keeps, of at most MOST_DIMENSIONS numbers each: 128 MB."""
 MOST_DIMENSIONS = 1024
+DECIMALS = 4
+"""Rows that are equal up to these, in units of the spread of all numbers, are taken for one image; further digits do
+not decide which rows are held out together."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,11 +58,13 @@ def distribution_of(images: Array, related: Sequence[Array] = ()) -> ImageDistri
     Principal components are those of `images` and of `related` ones (m, D), of other domains, about their means and in
     the same units. The variances are those of `images` alone, and fall from the first component to the last. It depends
     on no order of the images; the same ones, in the gallery of another client, are learned from once in a process."""
-    order = sorted((_digest(row), place) for place, row in enumerate(images))
-    key = hashlib.sha256(b"".join(digest for digest, _ in order) + b"".join(map(_digest, related))).digest()
+    coarse = (images / (images.std() or 1.0)).round(DECIMALS) + 0.0  # no zero has a sign
+    order = sorted((_digest(coarse[place]), _digest(images[place]), place) for place in range(len(images)))
+    key = hashlib.sha256(b"".join(row for _, row, _ in order) + b"".join(map(_digest, related))).digest()
     found = _KEPT.get(key)
     if found is None:
-        found = _distribution_of(images[[place for _, place in order]], related)
+        alike = np.cumsum([False, *(one[0] != other[0] for one, other in pairwise(order))])
+        found = _distribution_of(images[[place for _, _, place in order]], related, alike)
     if images.shape[1] <= MOST_DIMENSIONS:
         with _KEEPING:
             _KEPT[key] = found
@@ -71,14 +75,15 @@ def distribution_of(images: Array, related: Sequence[Array] = ()) -> ImageDistri
 
 
 def _digest(rows: Array) -> bytes:
-    return hashlib.sha256(f"{rows.shape}".encode() + np.ascontiguousarray(rows).data).digest()
+    return hashlib.sha256(f"{rows.dtype.str} {rows.shape}".encode() + np.ascontiguousarray(rows).data).digest()
 
 
-def _distribution_of(images: Array, related: Sequence[Array]) -> ImageDistribution:
-    """The same; the order of the images, which says nothing, is that in which they are held out."""
+def _distribution_of(images: Array, related: Sequence[Array], alike: npt.NDArray[np.int64]) -> ImageDistribution:
+    """The same; images that are `alike` (n,), of one number, are held out together, those of other numbers in turn."""
     count, dimension = images.shape
-    folds = min(FOLDS, count)
-    fold, squares = np.arange(count) % folds, np.zeros(dimension)
+    different = len(np.unique(alike))
+    folds, numbers = (min(FOLDS, different), alike) if different > 1 else (min(FOLDS, count), np.arange(count))
+    fold, squares = numbers % folds, np.zeros(dimension)
     for number in range(folds):
         seen, left_out = images[fold != number], images[fold == number]
         off = left_out - seen.mean(0)

@@ -4,6 +4,7 @@ import hashlib
 import inspect
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
 from typing import Any
 
 from fdgsec.runtime.errors import UsageError, unknown_name
@@ -77,6 +79,8 @@ DEFENSES: Mapping[str, str] = {
 }
 
 PLAIN = "with its default options"
+SETTLED = 10
+"""Seconds after which a folder of the import path that has not changed is taken to be complete."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,10 +185,13 @@ def given_classes(group: str, *things: object) -> Iterator[None]:
 def plugins(group: str) -> Mapping[str, EntryPoint]:
     """The entry points of installed packages in a group, by name.
 
-    All packages are searched again only where the import path or one of its folders has changed: a search takes as long
-    as thousands of look-ups."""
-    searched = tuple((path, _changed(path)) for path in sys.path)
-    return _plugins(searched, tuple(map(id, sys.meta_path))).get(f"fdgsec.{group}", {})
+    All packages are searched again only where the import path or one of its folders has changed, or did so within the
+    last SETTLED seconds (an installer writes a package's entry points after its folder): a search takes as long as a
+    thousand look-ups."""
+    searched = tuple((os.path.abspath(path), _changed(path)) for path in sys.path)
+    settled = max((changed for _, changed in searched), default=0) < time.time_ns() - SETTLED * 10**9
+    found = (_plugins if settled else _plugins.__wrapped__)(searched, tuple(map(id, sys.meta_path)))
+    return found.get(f"fdgsec.{group}", {})
 
 
 def _changed(path: str) -> int:
@@ -201,7 +208,9 @@ def _plugins(_searched: object, _finders: object) -> Mapping[str, Mapping[str, E
     every = entry_points()
     mine = [group for group in every.groups if group.startswith("fdgsec.")]
     return {
-        group: {point.name: point for point in sorted(every.select(group=group), key=lambda point: point.name)}
+        group: MappingProxyType(
+            {point.name: point for point in sorted(every.select(group=group), key=lambda point: point.name)}
+        )
         for group in mine
     }
 

@@ -58,6 +58,7 @@ def bar_in_words(
 MARKERS = ("circle", "square", "diamond", "circle", "square", "diamond")
 """Points of lines: their shape says what their color says, for eyes and printers that tell no colors apart."""
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 250.0, 12.0, 148.0
+MOST_DIGITS = 5  # of a label, for which there is room at the axis
 
 
 def curve(points: Sequence[Mapping[str, float]], key: str) -> Markup | None:
@@ -97,12 +98,11 @@ def curves(lines: Mapping[str, Sequence[Mapping[str, float]]], key: str) -> Mark
 
 
 def _told_apart(lowest: float, highest: float) -> tuple[str, str]:
-    """Both numbers in as many digits, three or more, as tell them apart."""
-    for digits in range(3, 17):
-        least, most = f"{lowest:.{digits}g}", f"{highest:.{digits}g}"
-        if least != most:
-            break
-    return least, most
+    """Both numbers in three digits, or in as many as tell them apart, at most MOST_DIGITS."""
+    digits = 3
+    while digits < MOST_DIGITS and lowest < highest and f"{lowest:.{digits}g}" == f"{highest:.{digits}g}":
+        digits += 1
+    return f"{lowest:.{digits}g}", f"{highest:.{digits}g}"
 
 
 def _line(places: Sequence[tuple[float, float]], number: int) -> Markup:

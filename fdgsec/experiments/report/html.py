@@ -37,6 +37,7 @@ FIRST = 30
 """Messages that are listed one by one."""
 QUALITY = 82
 COUNTS = ("round", "steps", "clients")
+UP, DOWN = ("clients", "server"), ("server", "clients")
 """What rounds record that is no curve."""
 Row = Sequence[object]
 
@@ -213,16 +214,24 @@ def _messages(report: AttackReport) -> list[Row]:
         entry[0], entry[1] = entry[0] + 1, entry[1] + _whole(row["bytes"])
     found: list[Row] = [(*key, f"{count:,}", f"{size:,}") for key, (count, size) in counts.items()]
     models = [
-        (row["kind"], row["stage"], *_way(row), f"{_whole(row['messages']):,}", f"{_whole(row['bytes']):,}")
+        (
+            row["kind"],
+            row["stage"],
+            *_way(report, row),
+            f"{_whole(row['messages']):,}",
+            f"{_whole(row['bytes']):,}",
+        )
         for row in report.model_traffic
     ]
     return [*found, *models]
 
 
-def _way(row: Mapping[str, object]) -> tuple[str, str]:
-    """Who sends and who receives the messages of a row of model traffic."""
-    from_server = row["stage"] in ("model", "combine") or (row["stage"] == "review" and row["kind"] != "Scores")
-    return ("server", "clients") if from_server else ("clients", "server")
+def _way(report: AttackReport, row: Mapping[str, object]) -> tuple[str, str]:
+    """Who sends and who receives models in a stage of fdgsec's own federations; recorded messages may go any way."""
+    if not report.dataset.get("roles"):
+        return "", ""
+    ways = {"share": UP, "update": UP, "review": UP, "model": DOWN, "combine": DOWN, "exhibit": DOWN}
+    return ways.get(str(row["stage"]), ("", ""))
 
 
 def _first_messages(report: AttackReport) -> list[Row]:

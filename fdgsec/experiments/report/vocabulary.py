@@ -163,7 +163,7 @@ STAGES: Mapping[str, str] = {
     "combine": "The server sends back what it made of it.",
     "model": "The server sends the model to the clients.",
     "update": "Clients send their trained models.",
-    "exhibit": "Clients send what others are to evaluate.",
+    "exhibit": "The server sends the models of some clients to others, which evaluate them.",
     "review": "Clients send scores of others' models.",
 }
 """Stages of a round, in which messages are sent."""

@@ -160,7 +160,9 @@ def test_a_distribution_depends_on_no_order_of_the_images_and_is_learned_once(mo
     learn = absent_members._distribution_of
     monkeypatch.setattr(absent_members, "_KEPT", OrderedDict())
     monkeypatch.setattr(
-        absent_members, "_distribution_of", lambda rows, others: learned.append(len(rows)) or learn(rows, others)
+        absent_members,
+        "_distribution_of",
+        lambda rows, others, alike: learned.append(len(rows)) or learn(rows, others, alike),
     )
 
     found = distribution_of(images, [related])
@@ -174,6 +176,23 @@ def test_a_distribution_depends_on_no_order_of_the_images_and_is_learned_once(mo
     for count in range(2, absent_members.MOST_KEPT + 10):
         distribution_of(images[:count])
     assert len(absent_members._KEPT) == absent_members.MOST_KEPT
+
+
+def test_a_distribution_does_not_depend_on_last_bits():
+    """Which images are held out together does not, either."""
+    images = np.random.default_rng(0).standard_normal((60, 24))
+    one, other = (distribution_of(rows).covariance for rows in (images, images * (1 + 1e-15)))
+    assert np.allclose(one, other, rtol=1e-9)
+
+
+def test_copies_of_an_image_are_held_out_together():
+    """Else the variances of the smallest components are measured by images that these were found with."""
+    images = np.random.default_rng(0).standard_normal((40, 30))
+    once, twice = (
+        np.linalg.eigvalsh(distribution_of(rows).covariance) for rows in (images, np.repeat(images, 2, axis=0))
+    )
+    assert twice[:5].sum() == pytest.approx(once[:5].sum(), rel=0.3)
+    assert np.linalg.eigvalsh(distribution_of(np.ones((4, 3)) * [[1.0], [1.0], [1.0], [2.0]]).covariance).min() >= 0
 
 
 @pytest.mark.parametrize("images", [2, 3])

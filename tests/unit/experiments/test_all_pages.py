@@ -126,11 +126,12 @@ def test_a_table_of_accuracies_has_bars_with_intervals_a_curve_with_labels_and_s
 
 
 def test_ends_of_a_curve_that_hardly_moves_are_told_apart():
-    still, moving = (
+    still, hardly, moving = (
         str(curves({"": [{"round": float(n), "loss": value} for n, value in enumerate(values)]}, "loss"))
-        for values in ([1.96, 1.96], [1.9604, 1.9597, 1.9596])
+        for values in ([4 / 3, 4 / 3], [4 / 3, 4 / 3 + 1e-9], [1.9604, 1.9597, 1.9596])
     )
-    assert re.findall(r">(1\.9\d*)</text>", still) == ["1.96"]
+    assert re.findall(r">(1\.\d*)</text>", still) == ["1.33"]
+    assert re.findall(r">(1\.\d*)</text>", hardly) == ["1.3333", "1.3333"]
     assert re.findall(r">(1\.9\d*)</text>", moving) == ["1.9596", "1.9604"]
 
 

@@ -154,7 +154,7 @@ def test_a_training_has_a_page_of_its_own_with_accuracy_curve_guarantee_and_traf
     [
         ("model", "ModelState", "server clients"),
         ("combine", "GeneratorState", "server clients"),
-        ("review", "ModelState", "server clients"),
+        ("exhibit", "ModelState", "server clients"),
         ("review", "Scores", "clients server"),
         ("update", "Scores", "clients server"),
         ("share", "GeneratorState", "clients server"),
@@ -166,6 +166,15 @@ def test_messages_with_models_say_who_sends_and_who_receives_them(stage: str, ki
     cells = re.sub("<[^>]*>", " ", render(replace(trained(), model_traffic=[sent]))).split()
 
     assert f"{kind} {stage} {way} 6 600" in " ".join(cells)
+
+
+def test_messages_with_models_in_recordings_may_have_gone_any_way():
+    sent = {"stage": "model", "kind": "ModelState", "messages": 6, "bytes": 600}
+    recording = replace(trained(), dataset={"name": "vectors", "images": 0, "classes": []}, model_traffic=[sent])
+
+    cells = re.sub("<[^>]*>", " ", render(recording)).split()
+
+    assert "ModelState model 6 600" in " ".join(cells)
 
 
 def test_a_bar_is_drawn_for_what_lies_between_0_and_1_alone():

@@ -117,6 +117,7 @@ def test_packages_are_searched_again_only_where_some_may_have_come(tmp_path: Pat
     searches = list[int]()
     search = registry.entry_points
     monkeypatch.setattr(registry, "entry_points", lambda: searches.append(1) or search())
+    monkeypatch.setattr(registry, "SETTLED", -3600)  # all folders are taken to be complete
     monkeypatch.syspath_prepend(str(tmp_path))
 
     assert "late" not in names("methods")
@@ -129,6 +130,20 @@ def test_packages_are_searched_again_only_where_some_may_have_come(tmp_path: Pat
     assert "late" in names("methods")  # its folder stays on the path
     shutil.rmtree(tmp_path / "late-1.0.dist-info")
     assert "late" not in names("methods")
+
+
+def test_a_package_that_is_seen_before_its_entry_points_are_written_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    about = tmp_path / "slow-1.0.dist-info"
+    monkeypatch.syspath_prepend(str(tmp_path))
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: slow\nVersion: 1.0\n")
+    assert "slow" not in names("methods")
+
+    (about / "entry_points.txt").write_text("[fdgsec.methods]\nslow = slow_method:Slow\n")
+
+    assert "slow" in names("methods")
 
 
 def test_a_plugin_method_is_a_target_and_so_is_its_variant():

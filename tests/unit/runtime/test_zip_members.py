@@ -3,10 +3,12 @@
 import io
 import tracemalloc
 import zipfile
+import zlib
 from collections.abc import Callable
 
 import pytest
 
+from fdgsec.runtime import zip_members
 from fdgsec.runtime.zip_members import ZIP_DAMAGE, unpacked
 
 PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
@@ -77,6 +79,34 @@ def test_a_dictionary_of_gigabytes_is_not_laid_out():
 
     assert found == content
     assert peak < 2**20
+
+
+def test_an_lzma_stream_without_a_mark_at_its_end_is_whole():
+    """419 zeros as literals, from an encoder that writes no mark: what is left in the decoder stands for one zero more."""
+    stream = bytes.fromhex("140905005d00000100") + bytes(52)
+    archive = packed(stream, zipfile.ZIP_STORED)
+
+    def of_lzma(member: zipfile.ZipInfo) -> None:
+        member.compress_type, member.file_size, member.CRC = zipfile.ZIP_LZMA, 419, zlib.crc32(bytes(419))
+
+    assert read(archive, of_lzma) == bytes(419)
+    with pytest.raises(zipfile.BadZipFile):  # a stream with a mark that says that there is more
+        read(packed(bytes(419), zipfile.ZIP_LZMA), lambda member: setattr(member, "file_size", 418))
+
+
+def test_no_memory_is_damage(monkeypatch: pytest.MonkeyPatch):
+    def full(*_given: object) -> bytes:
+        raise MemoryError
+
+    monkeypatch.setattr(zip_members, "_inflated", full)
+    with pytest.raises(zipfile.BadZipFile, match="no memory for its 10 bytes"):
+        read(packed(b"some bytes", zipfile.ZIP_DEFLATED))
+
+
+def test_a_stored_member_of_two_sizes_is_not_read():
+    archive = packed(b"some bytes", zipfile.ZIP_STORED)
+    with pytest.raises(zipfile.BadZipFile):
+        read(archive, lambda member: setattr(member, "file_size", 9))
 
 
 def test_a_member_that_says_to_be_packed_into_gigabytes_is_not_given_them():

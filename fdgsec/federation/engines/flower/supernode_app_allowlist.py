@@ -26,6 +26,8 @@ from fdgsec.runtime.zip_members import ZIP_DAMAGE, unpacked
 P = ParamSpec("P")
 LARGEST = 65536
 """Largest size in bytes of one unpacked file: ours have a few hundred."""
+FILES, LISTING = ("pyproject.toml", f"{MODULE}.py"), ".info/CONTENT"
+"""The files of our app, and the list of them that Flower adds."""
 OURS = {"fdgsec": "the app that this machine's fdgsec writes"}
 """Replaces the keys that Flower trusts."""
 
@@ -35,11 +37,10 @@ def is_own_app(content: bytes) -> bool:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as bundle:
             names = bundle.namelist()
-            if len(names) != len(set(names)):
+            if sorted(name for name in names if name != LISTING) != sorted(FILES) or names.count(LISTING) > 1:
                 return False
-            members = [entry for entry in bundle.infolist() if entry.filename != ".info/CONTENT"]
-            held = {entry.filename: unpacked(bundle, entry, most=LARGEST) for entry in members}
-            settings = tomllib.loads(held.pop("pyproject.toml", b"").decode())
+            held = {name: unpacked(bundle, bundle.getinfo(name), most=LARGEST) for name in FILES}
+            settings = tomllib.loads(held.pop("pyproject.toml").decode())
     except ZIP_DAMAGE:
         return False
     return settings == tomllib.loads(PYPROJECT) and held == {f"{MODULE}.py": CODE.encode()}
