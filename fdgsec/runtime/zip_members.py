@@ -23,8 +23,6 @@ PIECE = 2**20
 """Packed bytes that are read at once: their number in the directory may be a lie as well."""
 LEAST_DICTIONARY = 4096
 """Bytes of the smallest dictionary of LZMA."""
-
-
 ENDS = 0x2
 """Flag of a member packed by LZMA whose stream has a mark at its end (APPNOTE.TXT 4.4.4)."""
 

@@ -277,8 +277,7 @@ def _answer_questions(requests: Sequence[Question], attack: Attack, setting: Att
     for question in found if isinstance(setting.questions, SimulatedQuestions) else ():  # others say what they lack
         missing = None if _describe(question) in answered.gaps else _missing_clients(question, found)
         if missing:
-            kept = answered.too_large if missing.too_large else answered.gaps
-            kept[_describe(question)] = missing.reason
+            (answered.too_large if missing.too_large else answered.gaps)[_describe(question)] = missing.reason
     return answered
 
 
