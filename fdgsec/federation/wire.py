@@ -38,6 +38,12 @@ LONGEST_ROW = 4096
 _DIGEST = re.compile("[0-9a-f]{64}")
 
 
+def parties(name: str) -> str:
+    """What counts together with `name` where senders or receivers are counted: all clients, or all without a name."""
+    kind, _, number = name.partition(":")
+    return f"anonymous {CLIENTS}" if kind == ANONYMOUS else CLIENTS if number else name
+
+
 @dataclass(frozen=True, kw_only=True)
 class Message:
     """One artifact from `sender` to `receiver` ("server", "client:3") in a stage of a round."""

@@ -217,7 +217,9 @@ def test_training_reports_accuracy_on_the_unseen_domain(cache: Path, tmp_path: P
     assert report.accuracy is not None
     assert report.accuracy["unseen_domain"] == "sketch"
     assert report.accuracy["n"] == 28
-    assert {row["stage"] for row in report.model_traffic} == {"model", "update"}
+    assert {tuple(row[name] for name in ("stage", "sender", "receiver")) for row in report.model_traffic} == {
+        ("model", "server", "clients"), ("update", "clients", "server"),
+    }  # fmt: skip
     assert (tmp_path / "run" / "curve.json").exists()
     assert "accuracy on the unseen domain sketch" in (tmp_path / "run" / "report.html").read_text()
 

@@ -31,6 +31,7 @@ from fdgsec.experiments.setup.run_federation import FederationRun, RunRequest, f
 from fdgsec.experiments.setup.run_inputs import device_of, load_world
 from fdgsec.experiments.train import train
 from fdgsec.federation.run_folder import environment, reserved
+from fdgsec.federation.wire import SERVER
 from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.errors import DataError, UsageError, unknown_name
 from fdgsec.runtime.interruption import kept_text, telling
@@ -319,7 +320,7 @@ def traffic(report: AttackReport, *, rounds: int, participants: int) -> dict[str
     share = 1 / max(rounds * participants, 1)
     rows = cast(Sequence[Mapping[str, Any]], [*report.artifacts, *report.model_traffic])
     for row in rows:
-        way = found["up" if row["stage"] in ("share", "update", "review") else "down"]
+        way = found["up" if row["receiver"] == SERVER else "down"]
         way[row["kind"]] = way.get(row["kind"], 0.0) + row["bytes"] * share
     return found
 

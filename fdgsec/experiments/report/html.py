@@ -27,6 +27,7 @@ from fdgsec.experiments.report.words import (
     rate,
     short,
 )
+from fdgsec.federation.wire import parties
 from fdgsec.metrics.measurement import Control, Measurement
 
 COLUMNS = ("measurement", "slice", "value", "95% interval", "baseline", "n", "interval by", "verdict")
@@ -37,7 +38,6 @@ FIRST = 30
 """Messages that are listed one by one."""
 QUALITY = 82
 COUNTS = ("round", "steps", "clients")
-UP, DOWN = ("clients", "server"), ("server", "clients")
 """What rounds record that is no curve."""
 Row = Sequence[object]
 
@@ -197,10 +197,6 @@ def _controls(results: Sequence[AttackResult]) -> str:
     return passed + (f"; failed: {listed(failed)}" if failed else "")
 
 
-def _party(name: object) -> str:
-    return "clients" if str(name).startswith("client") else str(name)
-
-
 def _whole(number: object) -> int:
     """A count, which JSON may write as 5 or 5.0."""
     return int(float(str(number)))
@@ -209,29 +205,19 @@ def _whole(number: object) -> int:
 def _messages(report: AttackReport) -> list[Row]:
     counts: dict[tuple[str, ...], list[int]] = {}
     for row in report.artifacts:
-        key = (str(row["kind"]), str(row["stage"]), _party(row["sender"]), _party(row["receiver"]))
+        key = (str(row["kind"]), str(row["stage"]), parties(str(row["sender"])), parties(str(row["receiver"])))
         entry = counts.setdefault(key, [0, 0])
         entry[0], entry[1] = entry[0] + 1, entry[1] + _whole(row["bytes"])
     found: list[Row] = [(*key, f"{count:,}", f"{size:,}") for key, (count, size) in counts.items()]
     models = [
         (
-            row["kind"],
-            row["stage"],
-            *_way(report, row),
+            *(row.get(name, "") for name in ("kind", "stage", "sender", "receiver")),
             f"{_whole(row['messages']):,}",
             f"{_whole(row['bytes']):,}",
         )
         for row in report.model_traffic
     ]
     return [*found, *models]
-
-
-def _way(report: AttackReport, row: Mapping[str, object]) -> tuple[str, str]:
-    """Who sends and who receives models in a stage of fdgsec's own federations; recorded messages may go any way."""
-    if not report.dataset.get("roles"):
-        return "", ""
-    ways = {"share": UP, "update": UP, "review": UP, "model": DOWN, "combine": DOWN, "exhibit": DOWN}
-    return ways.get(str(row["stage"]), ("", ""))
 
 
 def _first_messages(report: AttackReport) -> list[Row]:

@@ -16,6 +16,7 @@ from fdgsec.experiments.run_config import RunConfig, build, merged, target_metho
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.method import Blueprint, Client, GlobalModel, Method
 from fdgsec.federation.stacked_methods import Stacked
+from fdgsec.federation.wire import parties
 from fdgsec.nn.networks.classifiers import build_classifier
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.progress import Progressive
@@ -248,19 +249,20 @@ def model_of(config: RunConfig, method: Method, classes: int) -> GlobalModel:
 
 
 def artifact_rows(rows: Sequence[Any]) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
-    """Split transcript rows into artifacts (one entry each) and model traffic (summed by stage)."""
+    """Split transcript rows into artifacts (one entry each) and model traffic (summed by stage and direction)."""
     artifacts = [
         {key: getattr(row, key) for key in ("round", "stage", "sender", "receiver", "kind", "bytes", "sha256")}
         for row in rows
         if row.kind not in ("ModelState", "GeneratorState", "Scores")
     ]
-    traffic: dict[tuple[str, str], list[int]] = {}
+    traffic: dict[tuple[str, str, str, str], list[int]] = {}
     for row in rows:
         if row.kind in ("ModelState", "GeneratorState", "Scores"):
-            entry = traffic.setdefault((row.stage, row.kind), [0, 0])
+            key = (row.stage, row.kind, parties(row.sender), parties(row.receiver))
+            entry = traffic.setdefault(key, [0, 0])
             entry[0], entry[1] = entry[0] + 1, entry[1] + row.bytes
     models = [
-        {"stage": stage, "kind": kind, "messages": count, "bytes": size}
-        for (stage, kind), (count, size) in traffic.items()
+        {"stage": stage, "kind": kind, "sender": sender, "receiver": receiver, "messages": count, "bytes": size}
+        for (stage, kind, sender, receiver), (count, size) in traffic.items()
     ]
     return artifacts, models

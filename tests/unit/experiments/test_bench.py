@@ -212,8 +212,14 @@ def test_one_seed_has_no_interval_and_none_is_an_error():
 def test_traffic_is_per_round_and_participant_and_names_its_direction():
     sent = report(
         0.5,
-        artifacts=[{"stage": "share", "kind": "StyleStatistics", "bytes": 40}, {"stage": "combine", "kind": "StyleBank", "bytes": 80}],
-        model_traffic=[{"stage": "model", "kind": "ModelState", "bytes": 4000}, {"stage": "update", "kind": "ModelState", "bytes": 4000}],
+        artifacts=[
+            {"stage": "share", "kind": "StyleStatistics", "receiver": "server", "bytes": 40},
+            {"stage": "combine", "kind": "StyleBank", "receiver": "client:1", "bytes": 80},
+        ],
+        model_traffic=[
+            {"stage": "model", "kind": "ModelState", "receiver": "clients", "bytes": 4000},
+            {"stage": "update", "kind": "ModelState", "receiver": "server", "bytes": 4000},
+        ],
     )  # fmt: skip
 
     assert traffic(sent, rounds=2, participants=2) == {

@@ -149,32 +149,22 @@ def test_a_training_has_a_page_of_its_own_with_accuracy_curve_guarantee_and_traf
     assert "privacy was not tested" in text
 
 
-@pytest.mark.parametrize(
-    ("stage", "kind", "way"),
-    [
-        ("model", "ModelState", "server clients"),
-        ("combine", "GeneratorState", "server clients"),
-        ("exhibit", "ModelState", "server clients"),
-        ("review", "Scores", "clients server"),
-        ("update", "Scores", "clients server"),
-        ("share", "GeneratorState", "clients server"),
-    ],
-)
-def test_messages_with_models_say_who_sends_and_who_receives_them(stage: str, kind: str, way: str):
-    sent = {"stage": stage, "kind": kind, "messages": 6, "bytes": 600}
-
-    cells = re.sub("<[^>]*>", " ", render(replace(trained(), model_traffic=[sent]))).split()
-
-    assert f"{kind} {stage} {way} 6 600" in " ".join(cells)
-
-
-def test_messages_with_models_in_recordings_may_have_gone_any_way():
+def test_messages_with_models_say_who_sends_and_who_receives_them():
     sent = {"stage": "model", "kind": "ModelState", "messages": 6, "bytes": 600}
-    recording = replace(trained(), dataset={"name": "vectors", "images": 0, "classes": []}, model_traffic=[sent])
 
-    cells = re.sub("<[^>]*>", " ", render(recording)).split()
+    def cells(**ends: str) -> str:
+        return " ".join(re.sub("<[^>]*>", " ", render(replace(trained(), model_traffic=[{**sent, **ends}]))).split())
 
-    assert "ModelState model 6 600" in " ".join(cells)
+    assert "ModelState model clients server 6 600" in cells(sender="clients", receiver="server")
+    assert "ModelState model 6 600" in cells()  # reports of 1.2 and before do not say it
+
+
+def test_messages_of_clients_without_names_are_one_line_too():
+    rows = [{**attacked().artifacts[0], "sender": f"anonymous:{number}"} for number in range(40)]
+
+    page = " ".join(re.sub("<[^>]*>", " ", render(attacked(artifacts=rows))).split())
+
+    assert "StyleStatistics share anonymous clients server 40 320" in page
 
 
 def test_a_bar_is_drawn_for_what_lies_between_0_and_1_alone():

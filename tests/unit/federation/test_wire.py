@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fdgsec.federation.artifacts import Artifact, ModelState, StyleBank, StyleStatistics
-from fdgsec.federation.wire import Message, Transcript, Upload, Wire, number_of
+from fdgsec.federation.wire import Message, Transcript, Upload, Wire, number_of, parties
 from fdgsec.runtime.errors import ArtifactError
 from fdgsec.runtime.secret_streams import SecretStream, simulated_stream
 from fdgsec.threats.adversary import ADVERSARIES
@@ -34,6 +34,12 @@ def exchanged() -> Transcript:
     for receiver in ("client:0", "client:1"):
         carrier.send(message("server", receiver, bank))
     return carrier.transcript
+
+
+def test_clients_count_together_and_those_without_a_name_apart_from_them():
+    names = ("server", "clients", "client:3", "client:12", "anonymous:3")
+
+    assert [parties(name) for name in names] == ["server", "clients", "clients", "clients", "anonymous clients"]
 
 
 def test_a_broadcast_is_encoded_once_for_all_its_receivers():
