@@ -25,6 +25,8 @@ RELATED = 0.3
 """Weight of an image of another domain in the principal components, where one of the own domain weighs 1."""
 LEAST_VARIANCE = 1e-12
 """Of the largest: keeps a covariance positive definite where images do not vary in some direction."""
+LEAST_SQUARE = 1e-12
+"""Of the largest sum of squares along a component: smaller ones are rounding."""
 MOST_KEPT = 16
 """Distributions of images that a process keeps, of at most MOST_DIMENSIONS numbers each: 128 MB."""
 MOST_DIMENSIONS = 1024
@@ -109,12 +111,17 @@ def standardized(records: Array) -> Array:
 
 
 def _components(images: Array, related: Sequence[Array]) -> Array:
-    """The principal components (D, k) of images about their mean and of `related` ones, the first one first; k <= D."""
+    """The principal components (D, k) of images about their mean and of `related` ones, the first one first; k <= D.
+
+    Where rows are fewer than numbers, they follow from the products of rows, which are a smaller matrix; components
+    along which rows do not differ, up to rounding, are left out."""
     rows = np.concatenate([images - images.mean(0), *(RELATED**0.5 * part for part in related)])
-    if len(rows) < rows.shape[1]:
-        found: Array = np.linalg.svd(rows, full_matrices=False)[2].T
+    if len(rows) >= rows.shape[1]:
+        found: Array = np.linalg.eigh(rows.T @ rows)[1][:, ::-1]
         return found
-    components: Array = np.linalg.eigh(rows.T @ rows)[1][:, ::-1]
+    squares, mixed = (part[..., ::-1] for part in np.linalg.eigh(rows @ rows.T))
+    varies = squares > LEAST_SQUARE * squares[0]
+    components: Array = rows.T @ (mixed[:, varies] / np.sqrt(squares[varies]))
     return components
 
 

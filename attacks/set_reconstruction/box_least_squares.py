@@ -30,18 +30,26 @@ JITTER = 1e-14
 
 
 def box_least_squares(
-    matrix: Array, target: Array, *, ridge: float = 0.0, toward: float = 0.0, gap: float = 1e-3
+    matrix: Array,
+    target: Array,
+    *,
+    ridge: float = 0.0,
+    toward: float = 0.0,
+    gap: float = 1e-3,
+    too_large: float = math.inf,
 ) -> Array:
     """Minimize |matrix w - target|^2 / 2 + ridge |w - toward|^2 / 2 over 0 <= w <= 1: w (G,).
 
-    `matrix` is (rows, G) and `target` (rows,). Stops where the value is within about `gap` of the smallest, or where
-    rounding ends its progress."""
+    `matrix` is (rows, G) and `target` (rows,). Stops where the value is within about `gap` of the smallest, where
+    rounding ends its progress, or at a w from which it follows that the smallest value is `too_large`."""
     count, slope = matrix.shape[1], -matrix.T @ target - ridge * toward
     unit = max(float(np.square(matrix).sum(0).max()) + ridge, float(np.abs(slope).max()), 1.0)
     curvature, slope = _curvature(matrix / math.sqrt(unit), ridge / unit), slope / unit
     low, below, above = np.full(count, 0.5), np.ones(count), np.ones(count)
     best, least, since = low, float("inf"), 0
     for _ in range(MOST_STEPS):
+        if too_large < math.inf and least_value(matrix, target, low, ridge=ridge, toward=toward) > too_large:
+            return low
         high = 1 - low
         residual = curvature.times(low) + slope - below + above
         complementarity = float(low @ below + high @ above)
@@ -118,7 +126,7 @@ class WholeHessian:
     def inverse(self, diagonal: Array) -> Solve | None:
         """What solves (H + diag) x = b, at need with a little more on the diagonal."""
         for jitter in (0.0, JITTER, 100 * JITTER):
-            system = self.hessian.copy(order="F")
+            system = self.hessian.copy().T  # symmetric, and stored by columns as LAPACK reads it
             more = diagonal + jitter * float((system.diagonal() + diagonal).max())
             system[np.diag_indices(len(more))] += more
             try:

@@ -16,7 +16,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from scipy.linalg import solve_triangular
+from scipy.linalg import cholesky, solve_triangular
 from scipy.optimize import minimize_scalar
 from scipy.stats import chi2
 from torch import Tensor
@@ -78,12 +78,30 @@ class ListEquations:
     def solved(self, prior: float, *, absent: int | None = None) -> "MemberPosterior":
         """The weights of candidates where `absent` members are no candidates; None: the likeliest number.
 
-        That is none of them where the list that follows has the release as its mean, up to its error, and other lists
-        have not. `prior` weighs the prior's pull of each w toward the share of members among candidates."""
-        if absent is None and self.population is None:
-            absent = 0
+        `prior` weighs the prior's pull of each w toward the share of members among candidates."""
         if absent is None:
-            return self._of_unknown_absent(prior)
+            sought = self.sought(prior)
+            return sought.complete or replace(self._weighed(prior, sought.absent), ruled_out=sought.ruled_out)
+        return self._weighed(prior, absent)
+
+    def sought(self, prior: float) -> "Sought":
+        """How many members are taken to be no candidates.
+
+        That is none of them where the list that follows has the release as its mean, up to its error, and other lists
+        have not."""
+        if self.population is None:
+            return Sought(complete=self._weighed(prior, 0))
+        tried = self._weighed(prior, 0, to_explain=True) if self.telling() else None
+        if tried is not None and self.explained(tried):
+            return Sought(complete=tried)
+        absent = self.likeliest_absent()
+        if absent == 0:
+            complete = self._weighed(prior, 0)
+            return Sought(complete=replace(complete, ruled_out=tried is not None and complete.ruled_out))
+        return Sought(absent=absent, ruled_out=tried is not None and tried.ruled_out)
+
+    def _weighed(self, prior: float, absent: int, *, to_explain: bool = False) -> "MemberPosterior":
+        """The weights where so many members are absent; rough ones, `to_explain` a release, once no list does."""
         listed = self.images - absent
         share = listed / len(self.candidates)
         if share >= 1:
@@ -94,23 +112,16 @@ class ListEquations:
             matrix = np.concatenate([matrix, np.full((1, len(self.candidates)), 1 / COUNTED)])
             values = np.append(values, self.images / COUNTED)
         ridge = prior / (share * (1 - share))
-        weights = box_least_squares(matrix, values, ridge=ridge, toward=share)
+        pull = prior * len(self.candidates)  # of every list: ridge times the squared distance from the share
+        unexplained = max(self.largest_residual, EXPLAINED**2 * len(self.release))
+        weights = box_least_squares(
+            matrix, values, ridge=ridge, toward=share, too_large=(unexplained + pull) / 2 if to_explain else math.inf
+        )
         found = MemberPosterior(weights=weights, listed=listed, absent=absent)
         if absent > 0:
             return found
-        pull = prior * len(weights)  # of every list: ridge times the squared distance from the share
         least = 2 * least_value(matrix, values, weights, ridge=ridge, toward=share) - pull
         return replace(found, ruled_out=least > self.largest_residual)
-
-    def _of_unknown_absent(self, prior: float) -> "MemberPosterior":
-        """The weights where the likeliest number of members is absent."""
-        complete = self.solved(prior, absent=0) if self.telling() else None
-        if complete is not None and self.explained(complete):
-            return complete
-        absent = self.likeliest_absent()
-        if complete is None:
-            return replace(self.solved(prior, absent=absent), ruled_out=False)
-        return replace(self.solved(prior, absent=absent), ruled_out=complete.ruled_out) if absent else complete
 
     @cached_property
     def largest_residual(self) -> float:
@@ -163,11 +174,12 @@ class ListEquations:
 
     def _error(self, absent: float) -> tuple[Array, Array]:
         """The mean (D,) and covariance (D, D) of rounding, defense and members that are no candidates."""
-        noise = np.diag((self.images * self.noise) ** 2)
+        noise = (self.images * self.noise) ** 2
         if absent == 0:
-            return np.zeros(len(noise)), noise
+            return np.zeros(len(noise)), np.diag(noise)
         expected, covariance = self._others.sum_of(absent)
-        return expected, noise + covariance
+        covariance[np.diag_indices(len(noise))] += noise
+        return expected, covariance
 
     def _evidence(self, absent: float) -> float:
         """The log density of the release where so many members are absent and the others are any of the candidates.
@@ -176,9 +188,10 @@ class ListEquations:
         count, listed = len(self.candidates), self.images - absent
         share = min(listed / count, 1.0)
         expected, covariance = self._error(absent)
-        covariance = covariance + share * (1 - share) * count / max(count - 1, 1) * self._scatter
+        covariance += share * (1 - share) * count / max(count - 1, 1) * self._scatter
+        covariance[np.diag_indices(len(covariance))] *= 1 + 1e-12
         off = self.images * self.release - listed * self.candidates.mean(0) - expected
-        factor = np.linalg.cholesky(covariance + 1e-12 * np.diag(covariance.diagonal()))
+        factor = cholesky(covariance.T, lower=True, overwrite_a=True, check_finite=False)  # symmetric
         spread = 2 * float(np.log(factor.diagonal()).sum())
         return -0.5 * float(np.square(solve_triangular(factor, off, lower=True)).sum()) - 0.5 * spread
 
@@ -203,6 +216,17 @@ class MemberPosterior:
         chosen = torch.zeros(len(self.weights), dtype=torch.bool)
         chosen[self.scores().topk(min(self.listed, len(chosen))).indices] = True
         return chosen
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Sought:
+    """How many members are taken to be `absent` from the candidates; if none, `complete` has their weights.
+
+    `ruled_out` says of the list of all of them what `MemberPosterior.ruled_out` says."""
+
+    absent: int = 0
+    ruled_out: bool = False
+    complete: MemberPosterior | None = None
 
 
 def list_equations(

@@ -62,15 +62,16 @@ class ListSolver:
     def solved(self, known: ListEquations) -> MemberPosterior:
         """The members: those of the box where its list is the only one that explains the release; those of expectation
         propagation where its list is, where members are absent, or where its marginals rank better."""
-        within = known.solved(self.prior)
-        if within.listed >= len(known.candidates) or _work(known) > MOST_WORK:
-            return within
-        explained = within.absent == 0 and known.telling() and known.explained(within)
+        sought = known.sought(self.prior)
+        within = sought.complete
+        if known.images - sought.absent >= len(known.candidates) or _work(known) > MOST_WORK:
+            return within or known.solved(self.prior, absent=sought.absent)
+        if within is None:
+            only = None if sought.ruled_out else self._only_list(known)
+            return only or propagated_part(known, sought.absent)
+        explained = known.telling() and known.explained(within)
         if explained and known.told_apart():
             return within
-        if within.absent > 0:
-            only = None if within.ruled_out else self._only_list(known)
-            return only or propagated_part(known, within.absent)
         found = propagated_list(known, DAMPINGS if self.rehearsal.exact else DAMPINGS[:1])
         better = self.rehearsal.better and not explained
         return found.posterior if found.only or better else within

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from scipy.optimize import lsq_linear
 
-from fdgsec.attacks.set_reconstruction.box_least_squares import FewRows, WholeHessian, box_least_squares, least_value
+from fdgsec.attacks.set_reconstruction import box_least_squares as box
+from fdgsec.attacks.set_reconstruction.box_least_squares import (
+    Array,
+    FewRows,
+    WholeHessian,
+    box_least_squares,
+    least_value,
+)
 
 
 @pytest.mark.parametrize(("rows", "unknowns"), [(30, 12), (12, 12), (20, 35), (3, 40)])
@@ -100,3 +107,25 @@ def test_no_weights_within_the_box_undercut_the_least_value(rows: int, far: floa
     assert least <= values.min()
     if not far:
         assert least == pytest.approx(values.min(), abs=5e-3)
+
+
+@pytest.mark.parametrize("rows", [4, 30])
+def test_a_minimum_that_is_too_large_is_not_sought_to_the_end(rows: int, monkeypatch: pytest.MonkeyPatch):
+    """Stopped early, it is shown that no w is good enough; where one is, nothing differs to the bit."""
+    rng = np.random.default_rng(1)
+    matrix, target = rng.standard_normal((rows, 12)), 30 * rng.standard_normal(rows)
+    best = box_least_squares(matrix, target, ridge=0.3)
+    smallest = float(np.square(matrix @ best - target).sum() + 0.3 * np.square(best).sum()) / 2
+    steps, lengths = list[int](), box._lengths
+
+    def counted(*given: Array) -> tuple[float, float]:
+        steps.append(0)
+        return lengths(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(box, "_lengths", counted)
+    ended = box_least_squares(matrix, target, ridge=0.3, too_large=0.5 * smallest)
+    early = len(steps)
+
+    assert np.array_equal(box_least_squares(matrix, target, ridge=0.3, too_large=1.01 * smallest), best)
+    assert early < (len(steps) - early) / 2
+    assert least_value(matrix, target, ended, ridge=0.3) > 0.5 * smallest

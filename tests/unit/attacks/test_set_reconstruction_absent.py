@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fdgsec.attacks.set_reconstruction import absent_members
+from fdgsec.attacks.set_reconstruction import list_equations as equations
 from fdgsec.attacks.set_reconstruction import list_solver as solving
 from fdgsec.attacks.set_reconstruction.absent_members import distribution_of
 from fdgsec.attacks.set_reconstruction.list_equations import ListEquations, list_equations
@@ -108,12 +109,13 @@ def test_a_list_is_ruled_out_only_where_all_lists_leave_too_large_a_residual(noi
             spread=records.std(0), images=5, population=lambda records=records: distribution_of(records),
         )  # fmt: skip
 
-        ruled_out = known.solved(1.0, absent=0).ruled_out
+        ruled_out, sought = known.solved(1.0, absent=0).ruled_out, known.sought(1.0)
 
         means = records[np.array(list(combinations(range(14), 5)))].mean(1)
         smallest = np.square((means - known.release) / noise).sum(1).min()
         assert not (ruled_out and smallest <= known.largest_residual)
         assert ruled_out or absent == 0 or noise > 1e-6  # and it is ruled out where errors are that small
+        assert sought.ruled_out == (ruled_out and sought.complete is None and known.telling())
 
 
 def test_where_every_list_is_ruled_out_none_is_looked_for(monkeypatch: pytest.MonkeyPatch):
@@ -132,6 +134,22 @@ def test_where_every_list_is_ruled_out_none_is_looked_for(monkeypatch: pytest.Mo
     assert solver.rehearsal.exact
     assert solver._only_list(known) is None
     assert np.array_equal(found.weights, propagated_part(known, known.likeliest_absent()).weights)
+
+
+def test_weights_within_the_box_are_not_sought_where_they_do_not_decide(monkeypatch: pytest.MonkeyPatch):
+    """Members are absent, so that the marginals of propagation are the answer: one solve, which is stopped early."""
+    known, _ = partial_gallery(images=20, absent=4, seed=0)
+    solver, solved, sought = list_solver(known, stream(0, "attack")), list[float](), equations.box_least_squares
+    monkeypatch.setattr(
+        equations, "box_least_squares",
+        lambda *given, too_large, **more: solved.append(too_large) or sought(*given, too_large=too_large, **more),
+    )  # fmt: skip
+
+    found = solver.solved(known)
+
+    assert found.absent > 0
+    assert len(solved) == 1
+    assert np.isfinite(solved).all()
 
 
 def test_variances_are_those_of_images_that_components_were_not_found_with():
