@@ -24,16 +24,23 @@ FROM_ROOT: Mapping[str, str] = {
     "RELEASING.md": "releasing.md",
 }
 """Pages of the root of the repository, by their paths in the site."""
+EMPTY_HEADER = re.compile(r"<th[^>]*>\s*</th>")
 COPIES = "files"
 """The site's folder of files that lie outside docs/."""
 SHIM = "assets/worker_in_frame.js"
 """The script that lets search run where the browser refuses workers."""
+READABLE = ("assets/readable.css", "assets/readable.js")
+"""A style sheet and a script for what axe-core finds in the theme's pages."""
 LINK = re.compile(r"(?<=\]\()(?P<target>[^()\s#]+)(?P<anchor>#[^()\s]*)?(?=\))")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Let search work from disk by the site's own script: the plugin `offline` would load one from the network."""
+    """Let search work from disk by the site's own script: the plugin `offline` would load one from the network.
+
+    Add what makes pages readable for everybody."""
     config.extra["polyfills"] = [SHIM]
+    config.extra_css.append(READABLE[0])
+    config.extra_javascript.append(READABLE[1])
     return config
 
 
@@ -47,7 +54,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     }
     for path, text in made.items():
         files.append(File.generated(config, path, content=text))
-    files.append(File.generated(config, SHIM, abs_src_path=str(Path(__file__).with_name("worker_in_frame.js"))))
+    for path in (SHIM, *READABLE):
+        files.append(File.generated(config, path, abs_src_path=str(Path(__file__).with_name(posixpath.basename(path)))))
     for linked in sorted(_linked(files)):
         _add_copy(files, config, linked)
     return files
@@ -65,6 +73,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return posixpath.relpath(path, posixpath.dirname(here)) + (found["anchor"] or "")
 
     return LINK.sub(moved, _tables_apart(markdown))
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001 - by name
+    """Let a table's cell without words be no header: Markdown makes one of every cell of the first row."""
+    return EMPTY_HEADER.sub("<td></td>", html)
 
 
 def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:  # noqa: ARG001 - called by name

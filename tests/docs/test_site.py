@@ -117,6 +117,18 @@ def test_every_page_links_to_the_glossary_and_the_reference_shows_docstrings(sit
 
 
 @pytest.mark.slow
+def test_pages_have_what_screen_readers_and_keyboards_need(site: Path):
+    """What axe-core found in the theme's pages; whether it still does is seen in a browser alone."""
+    for page in site.rglob("*.html"):
+        said = page.read_text()
+        assert not re.search(r"<th[^>]*>\s*</th>", said), page
+        assert re.search(r'<link rel="stylesheet" href="[./]*assets/readable\.css">', said), page
+        assert re.search(r'<script src="[./]*assets/readable\.js"></script>', said), page
+    assert (site / "assets" / "readable.css").stat().st_size > 0
+    assert (site / "assets" / "readable.js").stat().st_size > 0
+
+
+@pytest.mark.slow
 def test_search_finds_a_word_of_a_report(site: Path):
     index = (site / "search" / "search_index.js").read_text()
 
