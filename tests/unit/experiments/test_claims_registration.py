@@ -13,6 +13,7 @@ from fdgsec.experiments.claims.measured_runs import ClaimsRequest, measure, plan
 from fdgsec.experiments.claims.registration import (
     NO_CHECKOUT,
     NOT_COMMITTED,
+    Registration,
     commit_of,
     read_registration,
     write_registration,
@@ -27,10 +28,15 @@ from fdgsec.runtime.progress import NoProgress
 REQUEST = ClaimsRequest(dataset="shapes", encoders=("mini", "pixels"), seeds=(10, 11), given={"per_domain": 20})
 
 
+@pytest.fixture(scope="module")
+def registration() -> Registration:
+    return registration_of(REQUEST, data_root=None)
+
+
 @pytest.fixture
-def registered(tmp_path: Path) -> Path:
+def registered(registration: Registration, tmp_path: Path) -> Path:
     path = tmp_path / "registration.json"
-    write_registration(registration_of(REQUEST, data_root=None), path)
+    write_registration(registration, path)
     return path
 
 
@@ -41,11 +47,10 @@ def git(folder: Path, *words: str) -> str:
     ).stdout.strip()
 
 
-def test_a_registration_gives_the_same_request_back(registered: Path):
+def test_a_registration_gives_the_same_request_back(registration: Registration, registered: Path):
     found = read_registration(registered)
 
-    assert registration_of(registered_request(registered), data_root=None) == found
-    assert found == registration_of(REQUEST, data_root=None)
+    assert found == registration == registration_of(registered_request(registered), data_root=None)
     assert {
         "encoder mini",
         "encoder pixels",
@@ -130,9 +135,9 @@ def test_a_run_during_which_fdgsec_was_edited_is_not_stored(tmp_path: Path, monk
     assert not list(tmp_path.glob("runs/*.key"))
 
 
-def test_a_registration_is_not_overwritten(registered: Path):
+def test_a_registration_is_not_overwritten(registration: Registration, registered: Path):
     with pytest.raises(UsageError, match="is a registration already"):
-        write_registration(registration_of(REQUEST, data_root=None), registered)
+        write_registration(registration, registered)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"seeds": "ten"}'])
