@@ -20,7 +20,7 @@ Differs from the papers: a linear part before the generator, standardized input,
 used for training, by the baseline neither. Where a prior is colorized, rows are brought to its mean and spread, because
 its styles lie elsewhere. Pooled rows are shifted to the location of single ones."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -176,8 +176,9 @@ class StyleInversion:
         return self._answers(cases, inverter_cache, rng), self._exchanged(cases, inverter_cache, control_rng)
 
     def _answers(self, cases: Sequence[Case], inverter_cache: InverterCache, rng: torch.Generator) -> list[Answer]:
-        answers = list[Answer]()
-        for rows in populations(cases, inverter_cache.knowledge):
+        answers, everyone = list[Answer](), populations(cases, inverter_cache.knowledge)
+        inverter_cache.train([prior for rows in everyone for _, prior in self._priors_of(rows, inverter_cache)])
+        for rows in everyone:
             answers += self._invert(rows, cases, inverter_cache, sets=rows.kind in SETS)
             unconditional = (
                 inverter_cache.baseline(rows.domain) if rows.kind in SETS and self._with_baseline() else None
@@ -293,19 +294,22 @@ class StyleInversion:
         )  # fmt: skip
 
     def _invert(self, rows: Rows, cases: Sequence[Case], inverter_cache: InverterCache, *, sets: bool) -> list[Answer]:
-        """Answer one population with every prior, each with all of its images and with every smaller number."""
-        answers: list[Answer] = []
+        """Answer one population with every prior."""
+        return [
+            answer
+            for where, prior in self._priors_of(rows, inverter_cache)
+            for answer in self._with_prior(rows, cases, prior, inverter_cache, where, sets=sets)
+        ]
+
+    def _priors_of(self, rows: Rows, inverter_cache: InverterCache) -> Iterator[tuple[Mapping[str, str | int], Prior]]:
+        """The priors for one population, each with all of its images and with every smaller number."""
         for kind in self.priors:
             named = "own" if kind == "inter" and rows.domain is None else kind
             for images in (0, *self.auxiliary):
                 prior = inverter_cache.prior(kind, rows.domain, single=rows.kind in SINGLE_IMAGE_KINDS, images=images)
-                if prior is None:
-                    continue
-                where: dict[str, str | int] = {"prior": named, "rows": rows.kind}
-                if images:
-                    where["auxiliary"] = images
-                answers += self._with_prior(rows, cases, prior, inverter_cache, where, sets=sets)
-        return answers
+                if prior is not None:
+                    smaller = {"auxiliary": images} if images else {}
+                    yield {"prior": named, "rows": rows.kind, **smaller}, prior
 
     def _with_prior(
         self, rows: Rows, cases: Sequence[Case], prior: Prior, inverter_cache: InverterCache,

@@ -1,5 +1,6 @@
 """Inverter cache: trains each inverter of an attack once, since one domain's intra prior is another's inter prior."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -21,10 +22,14 @@ from fdgsec.nn.networks.style_generator import GeneratorShape, adversarial_shape
 from fdgsec.nn.styles.encoders import SMALLEST_SIDE, load_encoder
 from fdgsec.nn.training.precision import precision_of
 from fdgsec.runtime.errors import WeightsUnavailableError
+from fdgsec.runtime.progress import tracked
 from fdgsec.runtime.random_streams import child
+from fdgsec.runtime.threads import side_by_side
 from fdgsec.threats.adversary import Knowledge
 
 LPIPS_TO_MSE = 10.0  # "mse+lpips": at the start of training the two terms are then about equal
+MOST_AT_ONCE = 4
+"""Trainings, or optimizations, that run side by side on a processor, at most."""
 GAN = "gan"
 RETRIEVED = "retrieved"
 LOSSES = ("mse", "perceptual_mini", "lpips", "mse+lpips", GAN, RETRIEVED)
@@ -85,14 +90,33 @@ class InverterCache:
             )  # fmt: skip
         return self.priors[name]
 
+    def train(self, priors: Sequence[Prior]) -> None:
+        """Train every inverter of these priors, of several priors side by side; `inverter` gives them at once then."""
+        different = list({prior.name: prior for prior in priors}.values())
+        for prior in different:  # what they share is made before threads need it
+            for loss in self.losses:
+                self._measure(prior, loss)
+        most = MOST_AT_ONCE if self.device.type == "cpu" else 1
+        steps = tracked(different, "style inversion: priors")
+        for _ in zip(steps, side_by_side(self._trained, different, most=most), strict=True):
+            pass
+
+    def _trained(self, prior: Prior) -> None:
+        for loss in self.losses:  # in this order: regressions start from the first one's weights
+            self.inverter(prior, loss)
+
+    def _measure(self, prior: Prior, loss: str) -> Loss | str:
+        """The loss for pictures of the prior's size, or why it is unavailable."""
+        size = int(prior.training.images.shape[-1])
+        if loss != RETRIEVED and (loss, size) not in self.measures:
+            self.measures[loss, size] = loss_named(loss, size, device=self.device)
+        return self.measures.get((loss, size), "")
+
     def inverter(self, prior: Prior, loss: str) -> TrainedInverter | None:
         """The inverter of one prior and loss, trained on first use, or None where the loss is unavailable."""
         if loss == RETRIEVED:
             return self._retrieval(prior)
-        size = int(prior.training.images.shape[-1])
-        if (loss, size) not in self.measures:
-            self.measures[loss, size] = loss_named(loss, size, device=self.device)
-        measure = self.measures[loss, size]
+        measure = self._measure(prior, loss)
         if isinstance(measure, str):
             return None
         if (prior.name, loss) not in self.inverters:

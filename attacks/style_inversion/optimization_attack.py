@@ -26,6 +26,7 @@ from torch import Tensor
 from fdgsec.attacks.statistics.defense_noise import ACCOUNTED, RowDefenseNoise, defense_noise_of_styles
 from fdgsec.attacks.style_inversion.control import planted_colors
 from fdgsec.attacks.style_inversion.inverter import style_features
+from fdgsec.attacks.style_inversion.inverter_cache import MOST_AT_ONCE
 from fdgsec.attacks.style_inversion.reconstruction_answers import ReconstructedRows, parts
 from fdgsec.attacks.style_inversion.style_matching import (
     MatchedImages,
@@ -41,7 +42,9 @@ from fdgsec.metrics.measurement import Measurement
 from fdgsec.nn.styles.encoders import SMALLEST_SIDE, StyleEncoder
 from fdgsec.nn.styles.image_styles import encoder_named
 from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.progress import tracked
 from fdgsec.runtime.random_streams import child, derangement
+from fdgsec.runtime.threads import side_by_side
 from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.answers import Answer, Prediction, Reconstructions
 from fdgsec.threats.attack import Answers, Case, PositiveControl, Question, TargetFacts
@@ -192,16 +195,21 @@ class OptimizationInversion:
 
     def _drawn(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> "list[_Drawn]":
         """The pictures of every population within the profile's limit, with those that its controls need."""
-        found = []
-        for rows, ground in self._asked(cases, knowledge):
+        restarts = self.restarts or self.PROFILES[self.profile].restarts
+
+        def drawn(one: "tuple[Rows, _PublicReference]") -> _Drawn:
+            rows, ground = one
             child_rng = child(rng, rows.kind, *rows.cases)
             targets = torch.cat([ground.likely(rows), ground.noise(child(child_rng, "noise"))])
             if len(rows.features) == 1:  # there is no other row: the style of a public image stands in
                 targets = torch.cat([targets, ground.any_style(child(child_rng, "other"))])
-            restarts = self.restarts or self.PROFILES[self.profile].restarts
             images = self._matched(targets, ground, child_rng, restarts=restarts)
-            found.append(_Drawn(rows=rows, ground=ground, targets=targets, images=images, rng=child_rng))
-        return found
+            return _Drawn(rows=rows, ground=ground, targets=targets, images=images, rng=child_rng)
+
+        asked = self._asked(cases, knowledge)
+        alone = any(ground.encoder.device.type != "cpu" for _, ground in asked)
+        found = side_by_side(drawn, asked, most=1 if alone else MOST_AT_ONCE)
+        return [one for _, one in zip(tracked(asked, "inversion by optimization: domains"), found, strict=True)]
 
     def _answers(self, drawn: "_Drawn") -> list[Answer]:
         """Every case's reconstructions with their controls, and the convergence measures."""

@@ -1,20 +1,24 @@
 from dataclasses import replace
 from functools import cache
+from threading import current_thread
 
 import pytest
 import torch
 from torch.nn import functional
 
+from fdgsec.attacks.style_inversion import inverter_cache
 from fdgsec.attacks.style_inversion.attack import StyleInversion
 from fdgsec.attacks.style_inversion.inverter import (
     style_features,
     style_from_linear,
 )
+from fdgsec.attacks.style_inversion.inverter_cache import InverterCache
 from fdgsec.attacks.style_inversion.style_rows import populations
 from fdgsec.attacks.style_inversion.training_images import mirrored
 from fdgsec.federation.artifacts import ImageStyles
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.nn.styles.channel_statistics import linear_statistic
+from fdgsec.runtime import threads
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.attack import PositiveControl
@@ -23,6 +27,7 @@ from fdgsec.threats.positive_control_data import upload
 from tests.support.noisy_styles import Noise
 from tests.support.quadrants import (
     AUXILIARY,
+    DOMAINS,
     INTRA,
     MSE,
     SERVER,
@@ -33,6 +38,7 @@ from tests.support.quadrants import (
     reconstructions,
     victims,
 )
+from tests.support.short_inversion import BriefInversion
 
 
 @cache
@@ -84,6 +90,30 @@ def test_what_is_planted_is_found_with_any_prior_alone(prior: str):
     gains = {row.slice["over"]: row.low for row in rows if row.name == control.measurement}
     assert gains.keys() == {"B0", "B1", "B2", "B3", "B4"}
     assert all(low is not None and low > control.at_least for low in gains.values())
+
+
+@pytest.mark.parametrize("cores", [1, 3])
+def test_priors_that_train_side_by_side_draw_the_same_pictures(cores: int, monkeypatch: pytest.MonkeyPatch):
+    """To the bit what priors draw that are trained one after another, on first use."""
+    cases = [image_rows(victims(domain), DOMAINS[domain]) for domain in range(3)]
+    attack = BriefInversion(losses=("mse",), size=8)
+    with monkeypatch.context() as patched:
+        patched.setattr(InverterCache, "train", lambda _cache, _priors: None)
+        alone = reconstructions(attack, cases, SERVER)
+    trained, fit = list[str](), inverter_cache.fit_generator
+    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _process: set(range(cores)), raising=False)
+    monkeypatch.setattr(threads.os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(
+        inverter_cache, "fit_generator",
+        lambda *given, **more: trained.append(current_thread().name) or fit(*given, **more),
+    )  # fmt: skip
+
+    found = reconstructions(attack, cases, SERVER)
+
+    assert len(found) == len(alone) >= 6
+    assert all(torch.equal(one.images, other.images) for one, other in zip(alone, found, strict=True))
+    assert len(trained) >= 3
+    assert any(name.startswith("side-by-side") for name in trained) == (cores > 1)
 
 
 @pytest.mark.parametrize("priors", [(), ("intra", "other")])

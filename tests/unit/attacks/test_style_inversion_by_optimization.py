@@ -11,6 +11,7 @@ from fdgsec.federation.artifacts import ImageStyles, StyleStatistics
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.nn.styles.channel_statistics import style_of
 from fdgsec.nn.styles.image_styles import encoder_named, statistics
+from fdgsec.runtime import threads
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.adversary import Knowledge
@@ -260,10 +261,16 @@ def test_the_canvas_is_never_larger_than_what_the_encoder_saw():
     assert answer.images.shape == (2, 3, 32, 32)
 
 
-def test_equal_streams_give_equal_pictures():
-    case = image_rows(of("photo", 21, 24), "photo")
-    first, again = (pictures(SHORT.run([case], knowledge(), child_rng())) for _ in range(2))
+@pytest.mark.parametrize("cores", [1, 3])
+def test_equal_streams_give_equal_pictures_on_several_cores(cores: int, monkeypatch: pytest.MonkeyPatch):
+    cases = [image_rows(of("photo", 21, 24), "photo"), image_rows(of("cartoon", 0, 3), "cartoon")]
+    first = pictures(SHORT.run(cases, knowledge(), child_rng()))
+    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _process: set(range(cores)), raising=False)
+    monkeypatch.setattr(threads.os, "cpu_count", lambda: cores)
 
+    again = pictures(SHORT.run(cases, knowledge(), child_rng()))
+
+    assert len(first) == 2
     assert all(torch.equal(a.images, b.images) for a, b in zip(first, again, strict=True))
     assert all(torch.equal(a.controls[n], b.controls[n]) for a, b in zip(first, again, strict=True) for n in a.controls)
 
