@@ -104,6 +104,8 @@ def test_fiscs_styles_without_clusters_are_means_that_every_attack_on_styles_rea
     settings = [
         "method.local_clustering=false",
         "attacks.set-reconstruction.sizes=[20]",
+        "attacks.set-reconstruction.clients=5",
+        "attacks.set-reconstruction.roundings=[]",
         "attacks.style-inversion.size=16",
     ]
 

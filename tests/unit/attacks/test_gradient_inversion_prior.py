@@ -40,6 +40,7 @@ def prior() -> ImagePrior:
     return fit_image_prior(boards(60, 0), steps=150, rng=stream(0, "attack", "prior"))
 
 
+@pytest.mark.slow
 def test_it_draws_the_images_that_it_learned(prior: ImagePrior):
     true = as_float(boards(60, 0).pixels())
     with torch.no_grad():
@@ -75,6 +76,7 @@ def test_too_few_images_are_refused():
         fit_image_prior(boards(15, 0), steps=2, rng=stream(0, "attack", "prior"))
 
 
+@pytest.mark.slow
 def test_where_few_numbers_are_seen_the_generator_finds_the_picture_and_smoothness_does_not(prior: ImagePrior):
     """24 random sums over a picture's 768 numbers: many smooth pictures have them, and one of this family."""
     true = as_float(boards(6, 7).pixels())
@@ -92,6 +94,7 @@ def test_where_few_numbers_are_seen_the_generator_finds_the_picture_and_smoothne
     assert float(distance(found["generator"])) < 0.02
 
 
+@pytest.mark.slow
 def test_the_prior_itself_stays_as_it_is(prior: ImagePrior):
     before = {name: value.clone() for name, value in prior.generator.state_dict().items()}
     start, _ = starting_point(prior, 2, (SIDE, SIDE), stream(2, "attack", "start"))
@@ -99,6 +102,7 @@ def test_the_prior_itself_stays_as_it_is(prior: ImagePrior):
     assert all(torch.equal(value, before[name]) for name, value in prior.generator.state_dict().items())
 
 
+@pytest.mark.slow
 def test_both_priors_answer_under_their_names_and_pass_the_planted_control():
     attack = GradientInversion(steps=80, variation=0.05, priors=("smooth", "generator"), prior_steps=60)
     planted = planted_gradients(BLANK, stream(0, "attack"), batches=(1, 1), heads=0)

@@ -54,6 +54,7 @@ def test_clients_that_differ_are_found_in_what_their_federation_published(seed: 
     assert all(control.passed for control in controls)
 
 
+@pytest.mark.slow
 def test_exchanged_styles_are_not_significant():
     failures = 0
     for seed in range(10):

@@ -260,6 +260,7 @@ def areas_of_trained_clients(norm: Norm, *, steps: int, rounds: int) -> list[dic
     return found
 
 
+@pytest.mark.slow
 def test_updates_of_clients_that_memorize_tell_whose_images_they_are_of():
     areas = areas_of_trained_clients("batch", steps=120, rounds=2)
 
@@ -267,6 +268,7 @@ def test_updates_of_clients_that_memorize_tell_whose_images_they_are_of():
         assert min(area["fedmia loss"], area["loss"]) > 0.7, areas
 
 
+@pytest.mark.slow
 def test_updates_of_few_steps_agree_with_the_gradients_of_their_images():
     """Without batch norm, under which a single image has no gradient of its own in training."""
     areas = areas_of_trained_clients("group", steps=3, rounds=8)

@@ -188,6 +188,7 @@ def color_error(drawn: Tensor, true: Tensor) -> float:
     return float((drawn.mean((2, 3)) - true.mean((2, 3))).square().mean())
 
 
+@pytest.mark.slow
 def test_the_adversarial_inverter_learns_colors_that_it_is_not_given_a_linear_part_of():
     training = colored()
     nothing = torch.full((48, 3, 16, 16), 0.5)
@@ -203,6 +204,7 @@ def test_the_adversarial_inverter_learns_colors_that_it_is_not_given_a_linear_pa
     assert color_error(drawn, training.images) < 0.3 * color_error(nothing, training.images)
 
 
+@pytest.mark.slow
 def test_the_baseline_learns_from_its_discriminator_alone_which_color_is_real():
     red = torch.tensor([0.9, 0.1, 0.2])[:, None, None].expand(3, 8, 8)
     images = (red + 0.05 * torch.randn(40, 3, 8, 8, generator=child_rng())).clamp(0, 1)

@@ -11,6 +11,7 @@ def rates(kind: str, name: str, nulls: int) -> dict[str, float]:
     return {rate.measurement: rate.alarms / rate.nulls for rate in measured(design, nulls)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "name", "rows"),
     [

@@ -221,6 +221,7 @@ def test_delong_uses_the_placement_variance_where_it_is_the_larger() -> None:
     assert interval.high == pytest.approx(1 / (1 + math.exp(-logit - 1.959964 * spread)), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_the_cluster_auc_interval_covers_within_and_pooled() -> None:
     rng = stream(0, "attack", "cluster auc")
     owner = torch.arange(50).repeat_interleave(4)

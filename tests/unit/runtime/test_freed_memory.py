@@ -38,6 +38,7 @@ def faults(**environment: str) -> tuple[bool, int]:
     return bool(int(kept)), int(count)
 
 
+@pytest.mark.slow
 @glibc
 def test_steps_do_not_fetch_their_pages_anew():
     kept, few = faults()

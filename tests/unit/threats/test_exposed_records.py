@@ -56,6 +56,7 @@ def test_a_few_exposed_images_are_found_that_the_average_hides() -> None:
     assert found["exposed_auc"].n == 16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["exposed_auc", "exposed_tpr_at_1pct_fpr"])
 def test_scores_without_information_expose_no_image(name: str) -> None:
     found = [rows(clients(16, seed), repeats=100)[name] for seed in range(120)]
