@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
+from matplotlib.patches import Rectangle
 from PIL import Image
 from scipy.stats import t as student
 from torch import Tensor
@@ -30,6 +31,12 @@ CONTROLS = {
     "B2": "B2 nearest\npublic",
     "B3": "B3 of\nanother",
 }
+CELL = (1.15, 1.28)
+"""The width and height of a picture with its text, in inches."""
+WIDE, TALL = 0.92, 0.92 * CELL[0] / CELL[1]
+"""The picture's own shares of them."""
+MARGIN, HEAD = 0.5, 0.42
+"""The room for the names of lines and of columns, in inches."""
 OTHER_B3 = {"perturbations": "B3 untrained\ngenerator"}
 """The name of control B3 if it is not the reconstruction from another row."""
 
@@ -181,9 +188,7 @@ def _grid(prior: str, rows: str, domains: Mapping[str, Mapping[str, list[_Pairs]
     losses = sorted({loss for by_loss in domains.values() for loss in by_loss})
     labels = {**CONTROLS, "B3": OTHER_B3.get(rows, CONTROLS["B3"])}
     columns = ["true image", *(f"result\n{loss}" for loss in losses), *labels.values()]
-    height = len(PLACES) * len(domains)
-    canvas = Canvas(figsize=(1.15 * len(columns) + 0.9, 1.28 * height + 0.4), layout="constrained")
-    axes = canvas.subplots(height, len(columns), squeeze=False)
+    canvas, axes = _mosaic(len(PLACES) * len(domains), columns)
     nearest, total = 0, 0
     for block, (domain, by_loss) in enumerate(domains.items()):
         found = [_joined(by_loss[loss]) if loss in by_loss else None for loss in losses]
@@ -193,11 +198,12 @@ def _grid(prior: str, rows: str, domains: Mapping[str, Mapping[str, list[_Pairs]
         for line, (name, place) in enumerate(chosen_places(psnr(first.drawn, first.true)).items(), block * len(PLACES)):
             results = [_tile(one, place, rank=int(ranks[place]) if one is first else 0) for one in found]
             tiles = [(first.true[place], ""), *results, *(_control_tile(first, control, place) for control in CONTROLS)]
-            for axis, (image, text) in zip(axes[line], tiles, strict=True):
-                _show(axis, image, text)
-            axes[line, 0].set_ylabel(f"{domain}\n{name}", fontsize=8)
-    for axis, label in zip(axes[0], columns, strict=True):
-        axis.set_title(label, fontsize=8)
+            for column, (image, text) in enumerate(tiles):
+                _show(axes, line, column, image, text)
+            axes.text(
+                MARGIN - 0.06, HEAD + (line + TALL / 2) * CELL[1], f"{domain}\n{name}", fontsize=8, rotation=90,
+                ha="right", va="center", ma="center",
+            )  # fmt: skip
     caption = (
         f"Prior {prior or 'none'}; rows {rows or 'all'}. Best, median and worst of each domain by PSNR, which stands "
         f"under each picture with the rank of the true image. Of {total} reconstructions, {nearest} are nearest to "
@@ -221,14 +227,32 @@ def _control_tile(pairs: _Pairs, control: str, place: int) -> tuple[Tensor | Non
     return image, f"{float(psnr(image.unsqueeze(0), pairs.true[place : place + 1])):.1f} dB"
 
 
-def _show(axis: Axes, image: Tensor | None, text: str) -> None:
-    axis.set_xticks([])
-    axis.set_yticks([])
-    axis.set_xlabel(text, fontsize=7)
+def _mosaic(lines: int, columns: Sequence[str]) -> tuple[Canvas, Axes]:
+    """A canvas with axes in inches from its upper left corner, and the titles of columns.
+
+    All pictures stand on one pair of axes: a hundred pairs take seconds to lay out."""
+    width, height = MARGIN + CELL[0] * len(columns), HEAD + CELL[1] * lines
+    canvas = Canvas(figsize=(width, height))
+    axes = canvas.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
+    axes.set_axis_off()
+    axes.set_autoscale_on(False)
+    for column, label in enumerate(columns):
+        middle = MARGIN + (column + WIDE / 2) * CELL[0]
+        axes.text(middle, HEAD - 0.06, label, fontsize=8, ha="center", va="bottom")
+    return canvas, axes
+
+
+def _show(axes: Axes, line: int, column: int, image: Tensor | None, text: str) -> None:
     if image is None:
-        axis.set_frame_on(False)
-    else:
-        axis.imshow(image.permute(1, 2, 0).clamp(0, 1).numpy())
+        return
+    x, y = MARGIN + (column + WIDE / 2) * CELL[0], HEAD + (line + TALL / 2) * CELL[1]
+    side = WIDE * CELL[0]
+    height, width = (size / max(image.shape[1:]) * side / 2 for size in image.shape[1:])
+    pixels = image.permute(1, 2, 0).clamp(0, 1).numpy()
+    axes.imshow(pixels, extent=(x - width, x + width, y + height, y - height), aspect="auto")
+    frame = Rectangle((x - width, y - height), 2 * width, 2 * height, fill=False, linewidth=0.6)
+    axes.add_patch(frame)  # line drawings are white
+    axes.text(x, y + side / 2 + 0.05, text, fontsize=7, ha="center", va="top")
 
 
 def in_few_colors(content: bytes) -> bytes:
