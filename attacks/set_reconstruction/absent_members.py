@@ -26,7 +26,7 @@ RELATED = 0.3
 LEAST_VARIANCE = 1e-12
 """Of the largest: keeps a covariance positive definite where images do not vary in some direction."""
 LEAST_SQUARE = 1e-12
-"""Of the largest sum of squares along a component: smaller ones are rounding."""
+"""Of the largest sum of squares along a component: products of rows lose smaller ones to rounding."""
 MOST_KEPT = 16
 """Distributions of images that a process keeps, of at most MOST_DIMENSIONS numbers each: 128 MB."""
 MOST_DIMENSIONS = 1024
@@ -113,14 +113,17 @@ def standardized(records: Array) -> Array:
 def _components(images: Array, related: Sequence[Array]) -> Array:
     """The principal components (D, k) of images about their mean and of `related` ones, the first one first; k <= D.
 
-    Where rows are fewer than numbers, they follow from the products of rows, which are a smaller matrix; components
-    along which rows do not differ, up to rounding, are left out."""
+    Where rows are fewer than numbers, they follow from the products of rows, which are a smaller matrix, but for
+    components so small that the products lose them to rounding."""
     rows = np.concatenate([images - images.mean(0), *(RELATED**0.5 * part for part in related)])
     if len(rows) >= rows.shape[1]:
         found: Array = np.linalg.eigh(rows.T @ rows)[1][:, ::-1]
         return found
     squares, mixed = (part[..., ::-1] for part in np.linalg.eigh(rows @ rows.T))
     varies = squares > LEAST_SQUARE * squares[0]
+    if varies.sum() + 1 + len(related) < len(rows):  # more are lost than means take away
+        precise: Array = np.linalg.svd(rows, full_matrices=False)[2].T
+        return precise
     components: Array = rows.T @ (mixed[:, varies] / np.sqrt(squares[varies]))
     return components
 

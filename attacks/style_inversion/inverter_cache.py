@@ -20,8 +20,9 @@ from fdgsec.data.domains import downsample
 from fdgsec.metrics.image_similarity import LPIPS_LEAST_SIDE, LpipsDistance, PerceptualEncoder, mse
 from fdgsec.nn.networks.style_generator import GeneratorShape, adversarial_shape, full_shape, small_shape
 from fdgsec.nn.styles.encoders import SMALLEST_SIDE, load_encoder
+from fdgsec.nn.styles.image_styles import encoder_named, reentrant
 from fdgsec.nn.training.precision import precision_of
-from fdgsec.runtime.errors import WeightsUnavailableError
+from fdgsec.runtime.errors import UsageError, WeightsUnavailableError
 from fdgsec.runtime.progress import tracked
 from fdgsec.runtime.random_streams import child
 from fdgsec.runtime.threads import side_by_side
@@ -96,10 +97,19 @@ class InverterCache:
         for prior in different:  # what they share is made before threads need it
             for loss in self.losses:
                 self._measure(prior, loss)
-        most = MOST_AT_ONCE if self.device.type == "cpu" else 1
+        most = MOST_AT_ONCE if self.device.type == "cpu" and self._reentrant() else 1
         steps = tracked(different, "style inversion: priors")
         for _ in zip(steps, side_by_side(self._trained, different, most=most), strict=True):
             pass
+
+    def _reentrant(self) -> bool:
+        """Whether several threads may train at once: no loss asks the public encoder, or that is made for it."""
+        if not {GAN, RETRIEVED} & set(self.losses):
+            return True
+        try:
+            return reentrant(encoder_named(self.knowledge.encoder))
+        except (UsageError, WeightsUnavailableError):
+            return False  # statistics of one's own
 
     def _trained(self, prior: Prior) -> None:
         for loss in self.losses:  # in this order: regressions start from the first one's weights

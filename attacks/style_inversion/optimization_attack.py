@@ -40,7 +40,7 @@ from fdgsec.attacks.style_inversion.style_rows import SINGLE_IMAGE_KINDS, Rows, 
 from fdgsec.data.domains import downsample
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.nn.styles.encoders import SMALLEST_SIDE, StyleEncoder
-from fdgsec.nn.styles.image_styles import encoder_named
+from fdgsec.nn.styles.image_styles import encoder_named, reentrant
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.progress import tracked
 from fdgsec.runtime.random_streams import child, derangement
@@ -207,8 +207,8 @@ class OptimizationInversion:
             return _Drawn(rows=rows, ground=ground, targets=targets, images=images, rng=child_rng)
 
         asked = self._asked(cases, knowledge)
-        alone = any(ground.encoder.device.type != "cpu" for _, ground in asked)
-        found = side_by_side(drawn, asked, most=1 if alone else MOST_AT_ONCE)
+        together = all(reentrant(ground.encoder) for _, ground in asked)
+        found = side_by_side(drawn, asked, most=MOST_AT_ONCE if together else 1)
         return [one for _, one in zip(tracked(asked, "inversion by optimization: domains"), found, strict=True)]
 
     def _answers(self, drawn: "_Drawn") -> list[Answer]:

@@ -24,7 +24,8 @@ FROM_ROOT: Mapping[str, str] = {
     "RELEASING.md": "releasing.md",
 }
 """Pages of the root of the repository, by their paths in the site."""
-EMPTY_HEADER = re.compile(r"<th[^>]*>\s*</th>")
+EMPTY_HEADER = re.compile(r'<th((?: style="[^"<>]*")?)></th>')
+"""As Markdown writes it."""
 COPIES = "files"
 """The site's folder of files that lie outside docs/."""
 SHIM = "assets/worker_in_frame.js"
@@ -77,7 +78,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001 - by name
     """Let a table's cell without words be no header: Markdown makes one of every cell of the first row."""
-    return EMPTY_HEADER.sub("<td></td>", html)
+    return EMPTY_HEADER.sub(r"<td\1></td>", html)
 
 
 def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:  # noqa: ARG001 - called by name

@@ -40,8 +40,8 @@ _DIGEST = re.compile("[0-9a-f]{64}")
 
 def parties(name: str) -> str:
     """What counts together with `name` where senders or receivers are counted: all clients, or all without a name."""
-    kind, _, number = name.partition(":")
-    return f"anonymous {CLIENTS}" if kind == ANONYMOUS else CLIENTS if number else name
+    kind = name.partition(":")[0]
+    return f"anonymous {CLIENTS}" if kind == ANONYMOUS else CLIENTS if kind == "client" else name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 from fdgsec.runtime.errors import UsageError, message_line
+from fdgsec.runtime.threads import check_wanted
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -87,12 +88,14 @@ def reporting(progress: Progressive) -> Iterator[None]:
 def tracked(items: Sequence[T], description: str) -> Iterator[T]:
     """Give the items one by one, and show how far that is where a command shows progress.
 
-    For loops of more than two seconds that no argument connects with the command, as those inside attacks."""
+    For loops of more than two seconds that no argument connects with the command, as those inside attacks. In a part of
+    `side_by_side` they end once nobody waits for it."""
     shown, total = _shown.get(), len(items)
     shown.update(description, 0, total)
     try:
         for done, item in enumerate(items, 1):
             yield item
+            check_wanted()
             shown.update(description, done, total)
     finally:  # also where the loop ended early
         shown.update(description, total, total)

@@ -5,6 +5,7 @@ on the machine's cores. By default libraries take all of them."""
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import parent_process
@@ -19,6 +20,7 @@ THREADS = 1
 """The default: the same sums on every machine and engine."""
 MOST = 256
 
+_part = threading.local()  # `ended`: set once nobody waits for the part of `side_by_side` that a thread computes
 _stated: list[tuple[int, int]] = []  # the number in force and how many modules were loaded then, innermost last
 
 
@@ -49,11 +51,23 @@ def limited_threads(count: int) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
+class AbandonedError(BaseException):
+    """Ends a part of `side_by_side` for which nobody waits any more."""
+
+
+def check_wanted() -> None:
+    """Raise AbandonedError in a part of `side_by_side` for which nobody waits any more."""
+    ended = getattr(_part, "ended", None)
+    if ended is not None and ended.is_set():
+        raise AbandonedError
+
+
 def side_by_side(work: Callable[[Part], Result], parts: Sequence[Part], *, most: int) -> Iterator[Result]:
     """Yield what `work` makes of each part, in order: on all cores, each part on the threads that are in force.
 
     No more than `most` parts are under way at once, and one alone in a worker process, which shares out the cores.
-    `work` must be safe to call from several threads. After an error nothing more is begun."""
+    `work` must be safe to call from several threads. After an error or an interruption nothing more is begun, and what
+    is under way ends at its next step of a `tracked` loop."""
     import torch
 
     threads = torch.get_num_threads()
@@ -64,17 +78,20 @@ def side_by_side(work: Callable[[Part], Result], parts: Sequence[Part], *, most:
         return
     from concurrent.futures import ThreadPoolExecutor
 
-    pool = ThreadPoolExecutor(at_once, "side-by-side", initializer=_take_threads, initargs=(threads,))
+    ended = threading.Event()
+    pool = ThreadPoolExecutor(at_once, "side-by-side", initializer=_begin, initargs=(threads, ended))
     try:
         yield from pool.map(work, parts)
-    finally:
-        pool.shutdown(cancel_futures=True)  # also when whoever reads this stops early
+    finally:  # also when whoever reads this stops early
+        ended.set()
+        pool.shutdown(cancel_futures=True)
 
 
-def _take_threads(count: int) -> None:
-    """Compute on `count` threads in a new thread, which would take a number of its own."""
+def _begin(count: int, ended: threading.Event) -> None:
+    """Compute on `count` threads in a new thread, which would take a number of its own, until `ended` is set."""
     import torch
     from threadpoolctl import threadpool_limits
 
+    _part.ended = ended
     torch.set_num_threads(count)
     threadpool_limits(limits=count)

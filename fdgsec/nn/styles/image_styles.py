@@ -140,10 +140,15 @@ def _encoded(
     def moments_of(rows: Tensor) -> tuple[Tensor, Moments]:
         return rows, image_moments(encoder, resized(dataset.store[rows], size))
 
-    if encoder.device.type != "cpu" or not encoder.reentrant or len(missing) <= CHUNK:
+    if not reentrant(encoder) or len(missing) <= CHUNK:
         yield from map(moments_of, missing.split(CHUNK))
     else:
         yield from side_by_side(moments_of, missing.split(BLOCK), most=MOST_AT_ONCE)
+
+
+def reentrant(encoder: StyleEncoder) -> bool:
+    """Whether several threads may encode at once: it says so, and computes on the processor."""
+    return encoder.reentrant and encoder.device.type == "cpu"
 
 
 def prepare_statistics(

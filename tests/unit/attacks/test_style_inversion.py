@@ -18,6 +18,7 @@ from fdgsec.attacks.style_inversion.training_images import mirrored
 from fdgsec.federation.artifacts import ImageStyles
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.nn.styles.channel_statistics import linear_statistic
+from fdgsec.nn.styles.image_styles import encoder_named
 from fdgsec.runtime import threads
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
@@ -114,6 +115,28 @@ def test_priors_that_train_side_by_side_draw_the_same_pictures(cores: int, monke
     assert all(torch.equal(one.images, other.images) for one, other in zip(alone, found, strict=True))
     assert len(trained) >= 3
     assert any(name.startswith("side-by-side") for name in trained) == (cores > 1)
+
+
+@pytest.mark.parametrize(
+    ("losses", "encoder", "reentrant", "together"),
+    [
+        (("mse",), "pixels", False, True),  # asks its own networks alone
+        (("mse", "retrieved"), "pixels", True, True),
+        (("mse", "retrieved"), "pixels", False, False),
+        (("mse", "gan"), "statistics of one's own", True, False),
+    ],
+)
+def test_an_encoder_that_is_not_reentrant_is_asked_by_one_thread(
+    losses: tuple[str, ...], encoder: str, reentrant: bool, together: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(type(encoder_named("pixels")), "reentrant", reentrant)
+    cache = StyleInversion(losses=losses).inverter_cache(replace(SERVER, encoder=encoder), child_rng())
+    asked = list[int]()
+    monkeypatch.setattr(inverter_cache, "side_by_side", lambda _work, _parts, most: asked.append(most) or iter(()))
+
+    cache.train([])
+
+    assert (asked[0] > 1) == together
 
 
 @pytest.mark.parametrize("priors", [(), ("intra", "other")])

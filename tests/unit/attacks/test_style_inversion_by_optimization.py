@@ -1,9 +1,11 @@
 from dataclasses import replace
 from functools import cache
+from threading import current_thread
 
 import pytest
 import torch
 
+from fdgsec.attacks.style_inversion import optimization_attack
 from fdgsec.attacks.style_inversion.optimization_attack import OptimizationInversion
 from fdgsec.data.domains import DomainDataset, as_float, downsample
 from fdgsec.data.shapes import shapes
@@ -273,6 +275,25 @@ def test_equal_streams_give_equal_pictures_on_several_cores(cores: int, monkeypa
     assert len(first) == 2
     assert all(torch.equal(a.images, b.images) for a, b in zip(first, again, strict=True))
     assert all(torch.equal(a.controls[n], b.controls[n]) for a, b in zip(first, again, strict=True) for n in a.controls)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_an_encoder_that_is_not_reentrant_is_asked_by_one_thread(reentrant: bool, monkeypatch: pytest.MonkeyPatch):
+    cases = [image_rows(of("photo", 21, 24), "photo"), image_rows(of("cartoon", 0, 3), "cartoon")]
+    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _process: {0, 1, 2}, raising=False)
+    monkeypatch.setattr(threads.os, "cpu_count", lambda: 3)
+    monkeypatch.setattr(type(encoder_named("pixels")), "reentrant", reentrant)
+    names, matched = list[str](), optimization_attack.match
+    monkeypatch.setattr(
+        optimization_attack,
+        "match",
+        lambda *given, **more: names.append(current_thread().name) or matched(*given, **more),
+    )
+
+    SHORT.run(cases, knowledge(), child_rng())
+
+    assert len(names) == 2
+    assert any(name.startswith("side-by-side") for name in names) == reentrant
 
 
 def test_clients_that_release_more_rows_than_are_drawn_are_left_out_with_the_reason():

@@ -1,10 +1,17 @@
 """Computations run on the number of threads that was stated, and leave the process's own number as it was."""
 
+import threading
+import time
+from collections.abc import Generator
+from contextlib import nullcontext
+
 import pytest
 import torch
 from threadpoolctl import threadpool_info
 
+from fdgsec.runtime import threads
 from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.progress import tracked
 from fdgsec.runtime.threads import limited_threads
 
 
@@ -58,3 +65,44 @@ def test_a_number_that_code_inside_changed_is_set_again_by_the_next_call():
 def test_impossible_numbers_are_refused(count: int):
     with pytest.raises(UsageError, match="threads must be 1 to 256"), limited_threads(count):
         pass
+
+
+@pytest.mark.parametrize("how", ["an error", "an interruption", "nobody reads on"])
+def test_what_is_under_way_ends_soon_once_nobody_waits_for_it(how: str, monkeypatch: pytest.MonkeyPatch):
+    """Parts that would take an hour, as trainings may, do not keep a command that was ended."""
+    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _process: {0, 1, 2}, raising=False)
+    monkeypatch.setattr(threads.os, "cpu_count", lambda: 3)
+    torch.set_num_threads(1)
+    begun, ended = threading.Event(), list[int]()
+
+    def work(part: int) -> int:
+        if part == 0:
+            begun.wait(10)
+            if how == "an error":
+                raise ValueError("no")
+            return 0
+        begun.set()
+        try:
+            for _ in tracked(range(360_000), "long"):
+                time.sleep(0.01)
+        finally:
+            ended.append(part)
+        return part
+
+    start, found = time.monotonic(), threads.side_by_side(work, [0, 1, 2, 3, 4], most=3)
+    assert isinstance(found, Generator)
+    if how == "an error":
+        with pytest.raises(ValueError, match="no"):
+            next(found)
+    else:
+        assert next(found) == 0
+        with pytest.raises(KeyboardInterrupt) if how == "an interruption" else nullcontext():
+            found.throw(KeyboardInterrupt()) if how == "an interruption" else found.close()
+
+    assert time.monotonic() - start < 5
+    assert 1 in ended
+    assert 4 not in ended
+
+
+def test_loops_elsewhere_are_not_ended():
+    assert list(tracked(range(3), "short")) == [0, 1, 2]
