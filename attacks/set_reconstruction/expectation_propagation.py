@@ -33,7 +33,7 @@ MOST_NOISE = 100.0
 LITTLE_NOISE = 2.0
 """The variance from which annealing takes all of its steps: where it took half of them from 11, .02 of AUC were lost
 (100 sums of 160 unknowns, 24 draws), and .002 where it took three quarters of them from 2.8 (200 sums of 60 unknowns
-in threes that are nearly alike, 45 draws)."""
+in threes that are nearly alike)."""
 ANNEALED = 0.9
 """Share of the steps in which the variance of the errors falls from LITTLE_NOISE, or from more, to 1."""
 SETTLED = 1e-4

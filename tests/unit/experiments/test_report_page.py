@@ -156,7 +156,7 @@ def test_messages_with_models_say_who_sends_and_who_receives_them():
         return " ".join(re.sub("<[^>]*>", " ", render(replace(trained(), model_traffic=[{**sent, **ends}]))).split())
 
     assert "ModelState model clients server 6 600" in cells(sender="clients", receiver="server")
-    assert "ModelState model 6 600" in cells()  # reports of 1.2 and before do not say it
+    assert "ModelState model 6 600" in cells()  # earlier reports do not say it
 
 
 def test_messages_of_clients_without_names_are_one_line_too():
