@@ -38,6 +38,7 @@ from fdgsec.attacks.style_inversion.style_rows import SINGLE_IMAGE_KINDS, Rows, 
 from fdgsec.attacks.style_inversion.training_images import LEAST_IMAGES, Prior, colorless, prior_images
 from fdgsec.metrics.image_similarity import mse
 from fdgsec.metrics.measurement import Measurement
+from fdgsec.nn.training.precision import device_named
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, derangement
 from fdgsec.threats.adversary import Knowledge
@@ -287,10 +288,9 @@ class StyleInversion:
 
     def inverter_cache(self, knowledge: Knowledge, rng: torch.Generator) -> InverterCache:
         """The cache in which this attack trains its generators, on what its adversary knows."""
-        device = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
         return InverterCache(
             knowledge=knowledge, effort=self._effort(), losses=self._losses(), size=self.size,
-            published_widths=self.published_widths, device=torch.device(device), rng=rng,
+            published_widths=self.published_widths, device=torch.device(device_named(self.device)), rng=rng,
         )  # fmt: skip
 
     def _invert(self, rows: Rows, cases: Sequence[Case], inverter_cache: InverterCache, *, sets: bool) -> list[Answer]:

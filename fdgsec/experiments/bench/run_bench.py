@@ -28,10 +28,11 @@ from fdgsec.experiments.bench.web_page import page
 from fdgsec.experiments.report.schema import AttackReport
 from fdgsec.experiments.run_config import RunConfig
 from fdgsec.experiments.setup.run_federation import FederationRun, RunRequest, federate
-from fdgsec.experiments.setup.run_inputs import device_of, load_world
+from fdgsec.experiments.setup.run_inputs import load_world
 from fdgsec.experiments.train import train
 from fdgsec.federation.run_folder import environment, reserved
 from fdgsec.federation.wire import SERVER
+from fdgsec.nn.training.precision import device_named
 from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.errors import DataError, UsageError, unknown_name
 from fdgsec.runtime.interruption import kept_text, telling
@@ -90,7 +91,7 @@ def bench(
     Returns the summary. `tell` gets a line with the time left before the first and after each run. Raises UsageError
     for unknown arms, domains or seeds, DataError for an invalid results file."""
     table = request.table()
-    device_of(request.given.get("device") or "auto")
+    device_named(request.given.get("device") or "auto")
     with reserved(out):
         columns = _columns(request, table, data_root)
         trials, cells = planned_trials(request, table, columns), _cells(request, table, columns)

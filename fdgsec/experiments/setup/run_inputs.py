@@ -18,6 +18,7 @@ from fdgsec.federation.method import Blueprint, Client, GlobalModel, Method
 from fdgsec.federation.stacked_methods import Stacked
 from fdgsec.federation.wire import parties
 from fdgsec.nn.networks.classifiers import build_classifier
+from fdgsec.nn.training.precision import device_named
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.progress import Progressive
 from fdgsec.runtime.random_streams import stream
@@ -57,7 +58,7 @@ class World:
 def load_world(config: RunConfig, *, data_root: Path | None, progress: Progressive) -> World:
     """Load the dataset and find the unseen domain. Raises DataError, DatasetNotFoundError or UsageError, for a device
     that this machine does not have as well."""
-    device_of(config.device)  # before anything is computed, and where nothing is trained, too
+    device_named(config.device)  # before anything is computed, and where nothing is trained, too
     entry = dataset_entry(config.dataset)
     dataset = load_dataset(
         config.dataset,
@@ -219,21 +220,10 @@ def options_of(method: str) -> frozenset[str]:
     return frozenset(spec.name for spec in fields(resolve("methods", method)))
 
 
-def device_of(name: str) -> str:
-    """The training device; "auto" is a GPU if there is one. Raises UsageError for an unavailable device."""
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if name not in ("cpu", "cuda"):
-        raise UsageError(f"device must be auto, cpu or cuda; got {name!r}.")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UsageError("device cuda was asked for, but torch finds no GPU; use --device cpu or auto.")
-    return name
-
-
 def blueprint_of(config: RunConfig, method: Method, classes: int) -> Blueprint:
     """The blueprint of the network that `method` trains, with this machine's device."""
     return Blueprint(
-        backbone=config.backbone, classes=classes, norm=config.norm, device=device_of(config.device),
+        backbone=config.backbone, classes=classes, norm=config.norm, device=device_named(config.device),
         remodel=method.remodel,
     )  # fmt: skip
 

@@ -1,4 +1,6 @@
-"""The number format and memory layout in which a network trains: a fixed table, never a timing at run time."""
+"""The device of a run, and the number format and memory layout in which a network trains there.
+
+The format comes from a fixed table, never from a timing at run time."""
 
 import os
 from collections.abc import Mapping
@@ -66,6 +68,22 @@ PRECISION: Mapping[tuple[Processor, str], Precision] = {
     ("cuda", "style-generator"): _FLOAT,
     ("cuda", "*"): _BRAIN,
 }
+
+
+def device_named(name: str) -> str:
+    """Choose the device of a run: `cpu`, `cuda`, or a GPU if there is one for "auto".
+
+    On a GPU float32 is float32 from then on, in this process: torch's default has cuDNN convolve it in TF32, with 10
+    bits after the point, which is neither what the papers' cards did nor what a released statistic may be rounded to.
+    Raises UsageError for a device that is unknown or not there."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise UsageError(f"device must be auto, cpu or cuda; got {name!r}.")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UsageError("device cuda was asked for, but torch finds no GPU; use --device cpu or auto.")
+    chosen = ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+    if chosen == "cuda":
+        torch.backends.cudnn.allow_tf32 = False
+    return chosen
 
 
 @lru_cache(maxsize=1)

@@ -10,7 +10,15 @@ from fdgsec.federation.run_folder import environment, run_key
 from fdgsec.nn.networks.classifiers import BACKBONES, Classifier, build_classifier
 from fdgsec.nn.training import precision
 from fdgsec.nn.training.batches import TrainingSet
-from fdgsec.nn.training.precision import PRECISION, VARIABLE, Precision, Processor, precision_of, processor_of
+from fdgsec.nn.training.precision import (
+    PRECISION,
+    VARIABLE,
+    Precision,
+    Processor,
+    device_named,
+    precision_of,
+    processor_of,
+)
 from fdgsec.nn.training.training_loop import CrossEntropy, epochs, logits
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
@@ -95,6 +103,28 @@ def test_a_plans_own_format_wins_over_the_table_and_the_variable_over_both(monke
     assert precision_of(gpu, "resnet50", wanted="float32") == Precision(dtype="float32", channels_last=True)
     monkeypatch.setenv(VARIABLE, "bfloat16")
     assert precision_of(gpu, "resnet50", wanted="float32").dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("name", ["auto", "cuda"])
+def test_float32_is_float32_on_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch):
+    """cuDNN's default is TF32, which `precision="float32"` and every released statistic would silently be in."""
+    with monkeypatch.context() as machine:
+        machine.setattr(torch.cuda, "is_available", lambda: True)
+        machine.setattr(torch.backends.cudnn, "allow_tf32", True)
+
+        assert device_named(name) == "cuda"
+
+        assert not torch.backends.cudnn.allow_tf32
+
+
+def test_a_device_that_is_not_there_is_an_error_and_auto_is_what_there_is(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    assert device_named("auto") == "cpu"
+    with pytest.raises(UsageError, match="no GPU"):
+        device_named("cuda")
+    with pytest.raises(UsageError, match="auto, cpu or cuda"):
+        device_named("tpu")
 
 
 def test_a_network_trains_in_the_format_of_its_plan():
