@@ -13,7 +13,7 @@ from fdgsec.experiments.claims.tables import deciding, measured, mechanics, medi
 from fdgsec.experiments.report.text import number
 from fdgsec.experiments.run_config import RunConfig
 from fdgsec.experiments.sweep.tables import named, shown, verdict
-from fdgsec.privacy.ledger import review_mark
+from fdgsec.privacy.ledger import epsilon_text, review_mark
 
 Rows = Sequence[Sequence[str]]
 
@@ -116,10 +116,11 @@ def print_audit(found: Mapping[str, Any], *, out: Path) -> None:
     )
     whole = [] if curve is None else [f"of the Gaussian curve: epsilon {curve:.3f}, ceiling {most:.3f} (same guesses)"]
     bound, claimed = found["scale_bound"], found["scale_claim"]
-    few = [] if claimed is None else [f"few records: size of the noise: epsilon {bound:.3f}, claim {claimed:.4g}"]
+    noise = f"few records: size of the noise: epsilon {bound:.3f}, claim"
+    few = [] if claimed is None else [f"{noise} {epsilon_text(claimed)}"]
     for line in (
         f"target {found['target']}, dataset {found['dataset']}, defense {defense['name']}({options})",
-        (f"claim: epsilon {found['claimed_epsilon']:.4g} at delta {found['delta']:g} per {found['unit']} "
+        (f"claim: epsilon {epsilon_text(found['claimed_epsilon'])} at delta {found['delta']:g} per {found['unit']} "
         f"({found['relation']}), over {', '.join(found['covers'])}{review_mark(found)}"),
         (f"lower bound: epsilon {found['lower_bound']:.3f}, ceiling {found['ceiling']:.3f} ({repeats}"
         f"{found['confidence']:.0%} confidence, {found['auditor']}, {found['runs']} runs){capped}"),

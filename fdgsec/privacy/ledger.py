@@ -8,6 +8,7 @@ a known sensitivity."""
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import ROUND_CEILING, Decimal
 
 from fdgsec.privacy.accounting import AdjacencyError, Relation, Unit, Use, epsilon
 from fdgsec.runtime.registry import DEFENSES
@@ -73,6 +74,16 @@ class Guarantee:
         return guarantee_line(self.document())
 
 
+def epsilon_text(epsilon: float) -> str:
+    """Write an epsilon with four digits, rounded up: a guarantee is never stated smaller than it is.
+
+    What an accountant's sums add in the twelfth digit is not a larger epsilon."""
+    if not math.isfinite(epsilon) or epsilon <= 0:
+        return f"{epsilon:g}"
+    unit = Decimal(1).scaleb(math.floor(math.log10(epsilon)) - 3)
+    return f"{float(Decimal(f'{epsilon:.12g}').quantize(unit, ROUND_CEILING)):.5g}"
+
+
 def guarantee_line(guarantee: Mapping[str, object]) -> str:
     """Format a guarantee's document in one line: the epsilon, or the unprotected releases.
 
@@ -82,7 +93,7 @@ def guarantee_line(guarantee: Mapping[str, object]) -> str:
         return f"{guarantee['part']}: none, unprotected: {', '.join(uncovered) or 'everything'}"
     value = float(str(guarantee["epsilon"]))
     return (
-        f"{guarantee['part']}: epsilon {value:.4g} at delta {guarantee['delta']} per {guarantee['unit']} "
+        f"{guarantee['part']}: epsilon {epsilon_text(value)} at delta {guarantee['delta']} per {guarantee['unit']} "
         f"({guarantee['relation']}), over {', '.join(covers)}{review_mark(guarantee)}"
     )
 

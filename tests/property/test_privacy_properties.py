@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from fdgsec.privacy.accounting import Relation, Use, delta, epsilon
 from fdgsec.privacy.epsilon_bounds import multi_run_ceiling, multi_run_lower_bound
+from fdgsec.privacy.ledger import epsilon_text
 from fdgsec.privacy.mechanisms import delta_of, epsilon_of, noise_multiplier
 from fdgsec.privacy.one_run_bounds import ceiling, one_run_lower_bound, p_value
 
@@ -128,3 +129,10 @@ def test_the_scale_of_the_scores_changes_no_bound(absent: list[float], present: 
     scaled = [[scale * score for score in group] for group in (absent, present)]  # exact in binary
 
     assert multi_run_lower_bound(*scaled, delta=1e-5) == multi_run_lower_bound(absent, present, delta=1e-5)
+
+
+@quick
+@given(epsilons)
+def test_an_epsilon_is_never_written_smaller_than_it_is(value: float):
+    """To the nearest digit, 9.1720001 would be promised as 9.172."""
+    assert value * (1 - 1e-11) <= float(epsilon_text(value)) <= value * 1.00101

@@ -11,6 +11,7 @@ from fdgsec.experiments.report.stored import stored_path, stored_report
 from fdgsec.experiments.report.text import described
 from fdgsec.experiments.report.words import numbers
 from fdgsec.metrics.measurement import Measurement
+from fdgsec.privacy.ledger import epsilon_text
 from fdgsec.runtime.checked_files import SUMS, check_sums
 from fdgsec.runtime.errors import UsageError
 
@@ -200,5 +201,5 @@ def _guarantee(threshold: Threshold, report: AttackReport) -> Check:
     if not stated or stated[0]["epsilon"] is None:
         return _none(threshold, "the run has no guarantee" + ("" if stated else ": it had no defense"))
     epsilon = float(str(stated[0]["epsilon"]))
-    words = f"epsilon {epsilon:.4g} at delta {stated[0]['delta']} per {stated[0]['unit']}"
+    words = f"epsilon {epsilon_text(epsilon)} at delta {stated[0]['delta']} per {stated[0]['unit']}"
     return _within(threshold, "guarantee.epsilon", {"value": epsilon}, "value", words)

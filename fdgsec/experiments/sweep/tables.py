@@ -16,7 +16,7 @@ from fdgsec.experiments.report.accuracy import own_domain_accuracy
 from fdgsec.experiments.report.findings import PROCEDURAL
 from fdgsec.experiments.report.text_tables import markdown_table
 from fdgsec.metrics.measurement import BOUNDED
-from fdgsec.privacy.ledger import review_mark
+from fdgsec.privacy.ledger import epsilon_text, review_mark
 from fdgsec.runtime.csv_cells import csv_text
 
 Row = Mapping[str, Any]
@@ -304,8 +304,8 @@ def _promises(found: Row) -> list[str]:
             said.append(
                 f"{where} has no guarantee{f' (unprotected: {bare})' if bare else ''}."
                 if each["epsilon"] is None
-                else f"{where} has epsilon {each['epsilon']:.3g} at delta {each['delta']:g} per {each['unit']} "
-                f"({each['relation']}){review_mark(each)}."
+                else f"{where} has epsilon {epsilon_text(each['epsilon'])} at delta {each['delta']:g} "
+                f"per {each['unit']} ({each['relation']}){review_mark(each)}."
             )
     return list(dict.fromkeys(said))
 
@@ -352,4 +352,4 @@ def _scored(point: Row | None) -> str:
 
 def _promised(guarantees: Sequence[Row]) -> str:
     values = [each["epsilon"] for each in guarantees if each["part"] == "run"]
-    return "" if not values else "none" if values[0] is None else f"{float(values[0]):.3g}"
+    return "" if not values else "none" if values[0] is None else epsilon_text(float(values[0]))

@@ -9,6 +9,7 @@ from fdgsec.experiments.report.html import css_of, webp
 from fdgsec.experiments.report.pages import page as filled
 from fdgsec.experiments.report.words import MEASURE_WORDS, rate, short
 from fdgsec.experiments.sweep.tables import cells_of, named, notes, verdict
+from fdgsec.privacy.ledger import epsilon_text
 
 Row = Mapping[str, Any]
 TITLES: Mapping[str, str] = {
@@ -93,7 +94,7 @@ def _guarantees(found: Row) -> list[tuple[str, str, str]]:
 def _stated(each: Row) -> str:
     if each["epsilon"] is None:
         return f"none, unprotected: {', '.join(each.get('uncovered', ())) or 'everything'}"
-    return f"epsilon {each['epsilon']:.3g} at delta {each['delta']:g} per {each['unit']} ({each['relation']})"
+    return f"epsilon {epsilon_text(each['epsilon'])} at delta {each['delta']:g} per {each['unit']} ({each['relation']})"
 
 
 def _facts(found: Row) -> list[tuple[str, str]]:

@@ -7,7 +7,7 @@ from itertools import permutations
 import pytest
 
 from fdgsec.privacy.accounting import AdjacencyError, Relation, Unit, Use
-from fdgsec.privacy.ledger import Guarantee, Ledger, Uses, guarantee_line
+from fdgsec.privacy.ledger import Guarantee, Ledger, Uses, epsilon_text, guarantee_line
 from fdgsec.privacy.mechanisms import epsilon_of
 
 DELTA = 1e-5
@@ -272,3 +272,9 @@ def test_no_noise_is_written_as_an_infinite_epsilon():
 
     assert document["epsilon"] == "inf"
     assert guarantee_line(document).startswith("run: epsilon inf at delta")
+
+
+def test_a_round_epsilon_stays_round():
+    written = [epsilon_text(value) for value in (8.0, 8 + 1e-13, 7.99999, 0.5, 9.17201, 100.0, 0.0, float("inf"))]
+
+    assert written == ["8", "8", "8", "0.5", "9.173", "100", "0", "inf"]
