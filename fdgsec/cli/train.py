@@ -31,7 +31,7 @@ Dataset = Annotated[
 Seed = Annotated[int | None, typer.Option("--seed", help="Random seed.", show_default="0")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Start anew where an unfinished run is kept in --out.")]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Measure a few steps, say what time and disk the run takes, and stop.")
+    bool, typer.Option("--dry-run", help="Measure a few steps, say what time, disk and memory the run takes, and stop.")
 ]
 Workers = Annotated[int, typer.Option("--workers", help="Processes that share out the clients of a step; same result.")]
 Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Train so many seeds, counted from --seed, and average.")]

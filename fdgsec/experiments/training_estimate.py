@@ -3,6 +3,7 @@
 Two short runs of two rounds, on one and on two batches per client, give the time and the bytes of a round as a line in
 the number of images; the first round, in which images may be stylized, has a line of its own."""
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -29,8 +30,11 @@ MODELS = frozenset({"ModelState", "GeneratorState"})
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Seconds of the first round, of a later one and of all; bytes of the finished run's folder, and of what is kept
-    until then. Accuracy at the end is not included."""
+    """Seconds of the first round, of a later one and of all; bytes of the finished run's folder, of what is kept until
+    then, and of memory at its peak (None where the system does not tell). Accuracy at the end is not included.
+
+    The memory is the peak of this process so far, which has read all images and trained on batches of full size, and
+    what the clients' states grow by."""
 
     rounds: int
     clients: int
@@ -39,8 +43,9 @@ class Estimate:
     seconds: float
     bytes_run: int
     bytes_kept: int
+    bytes_memory: int | None
 
-    def document(self) -> dict[str, float]:
+    def document(self) -> dict[str, float | None]:
         """The estimate as plain data."""
         return asdict(self)
 
@@ -55,7 +60,10 @@ class Estimate:
             f"disk: about {run:.1f} MB for the run, and {kept:.1f} MB until it is finished, for going on after an "
             "interruption"
         )
-        return time, disk
+        memory = "not known on this system"
+        if self.bytes_memory is not None:
+            memory = f"about {self.bytes_memory / 2**30:.1f} GB at its peak"
+        return time, disk, f"memory: {memory}"
 
 
 def _spoken(seconds: float) -> str:
@@ -97,7 +105,19 @@ def estimate(config: RunConfig, *, data_root: Path | None, progress: Progressive
         members = [_part(client, batch * batches) for client in some]
         measured.append(_measured(replace(request, method=method, members=members, config=short)))
     progress.update("measuring", 2, 2)
-    return _drawn_out(config, request.members, _line(*measured))
+    peak, held = _peak(), measured[-1].numbers["states"] * len(some)
+    memory = None if peak is None else peak - held
+    return _drawn_out(config, request.members, _line(*measured), memory=memory)
+
+
+def _peak() -> float | None:
+    """The largest resident set of this process until now, in bytes; None where there is no such number."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return float(peak if sys.platform == "darwin" else 1024 * peak)
 
 
 def _part(client: Client, count: int) -> Client:
@@ -153,7 +173,9 @@ def _line(one: _Measured, two: _Measured) -> Callable[[str, int], float]:
     return at
 
 
-def _drawn_out(config: RunConfig, clients: Sequence[Client], at: Callable[[str, int], float]) -> Estimate:
+def _drawn_out(
+    config: RunConfig, clients: Sequence[Client], at: Callable[[str, int], float], *, memory: float | None
+) -> Estimate:
     sizes = [len(client.data) for client in clients]
 
     def total(name: str) -> float:
@@ -170,4 +192,5 @@ def _drawn_out(config: RunConfig, clients: Sequence[Client], at: Callable[[str, 
         rounds=config.rounds, clients=len(clients), seconds_first=first, seconds_round=each,
         seconds=first + others * each, bytes_run=int(model + payloads + ROW * rows),
         bytes_kept=int(3 * model + 2 * states + payloads + ROW * rows),
+        bytes_memory=None if memory is None else int(memory + states),
     )  # fmt: skip

@@ -109,6 +109,7 @@ def test_a_dry_run_measures_and_writes_nothing_and_its_bytes_are_those_of_the_ru
     )
     assert told["bytes_run"] == pytest.approx(written, rel=0.25)  # settings and curve are not counted
     assert told["bytes_kept"] > told["bytes_run"]
+    assert 2**27 < told["bytes_memory"] < 2**34  # torch alone takes more than 128 MiB
     assert told["seconds"] == pytest.approx(told["seconds_first"] + told["seconds_round"])
     assert told["seconds_round"] > 0
 
