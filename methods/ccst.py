@@ -10,11 +10,13 @@ what FedDG exchanges, in this framework) a style is an amplitude spectrum, 3 x H
 the mean over images (its footnote 1).
 Differs from the paper: sigma of one image (eq. 6) and of AdaIN's content divides by HW - 1 and holds eps = 1e-5 inside
 its root, as in every released code, where the paper prints a plain standard deviation (eq. 8 divides by all pixels, eps
-likewise); images are stylized at their own size unless `style_size` says otherwise, because the paper names no size
-(the code's is 512 px); the encoder is `mini` unless it is named (`encoder="vgg19"`, as the presets do). The paper has
-one client per domain. Where several clients hold one domain, N counts clients: the bank says which client a style is
-of, not which domain, so that an image is restyled with styles of its own domain, too, and stays as it is in 1 of N
-draws only. Each difference of the authors' code is an option; the preset `ccst-released` sets them all."""
+likewise); images are stylized at their own size unless `style_size` says otherwise, because the paper names none for
+its training (appendix B times 256 px; the code's is 512 px); the encoder is `mini` unless it is named
+(`encoder="vgg19"`, as the presets do). The paper has one client per domain. Where several clients hold one domain, N
+counts clients: the bank says which client a style is of, not which domain, so that an image is restyled with styles of
+its own domain, too, and stays as it is in 1 of N draws only. Each difference of the authors' code is an option, which
+the preset `ccst-released` sets, but for one: the code compresses only images whose source is a JPEG, and `jpeg_quality`
+all, since copies of a dataset differ in format."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence

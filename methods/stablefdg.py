@@ -11,17 +11,17 @@ global model up to `stage`; the server sends each participant those of `received
 participant receives nothing and shifts nothing: the centralized setting of table 4 trains with steps 3 to 5 and
 attention.
 Differs from the paper where its formula cannot be intended: a shifted style follows N(center, Sigma) of its sender,
-where step 2 multiplies by Sigma once more (`shift_law="printed"` does too); steps 3 to 5 happen once per forward pass,
-since three "independent" stages could make the batch eight times as large (`explore_once=False`). By default sigma
-divides by HW - 1, and queries and keys have length 1, as in the authors' code, which the paper's numbers come from (the
-preset `stablefdg-paper` takes eqs. 1 and 8 as printed; the paper does not say how theta_q and theta_k are drawn, and
-with the code's law, which is for cosines, one position would get all of the softmax). Where the paper is silent, that
-code decides: explored stds may be negative (counted in the client's state, see NEGATIVE_STDS), the gradient flows
-through the statistics that normalize and not through the new ones, models are averaged uniformly. Its other deviations
-from the paper are options, which the preset `stablefdg-released` sets. Not reproduced, as neither is a rule of the
-method and both are habits of the library below that code: the last short batch is dropped, and the class-balanced batch
-is drawn once per epoch. There all clients send their styles, also those that do not take part; here, as in Algorithm 1,
-line 5, participants do."""
+where step 2 multiplies by Sigma once more (`shift_law="printed"` does too); steps 3 and 4 happen once per forward pass,
+and later stages only mix, since three "independent" stages could make the batch eight times as large
+(`explore_once=False`). By default sigma divides by HW - 1, and queries and keys have length 1, as in the authors' code
+(the preset `stablefdg-paper`, and with it every arm of its protocols, takes eqs. 1 and 8 as printed; the paper does not
+say how theta_q and theta_k are drawn, and with the code's law, which is for cosines, one position would get all of the
+softmax). Where the paper is silent, that code decides: explored stds may be negative (counted in the client's state,
+see NEGATIVE_STDS), the gradient flows through the statistics that normalize and not through the new ones, models are
+averaged uniformly. Its other deviations from the paper are options, which the preset `stablefdg-released` sets. Not
+reproduced, as neither is a rule of the method and both are habits of the library below that code: the last short batch
+is dropped, and the class-balanced batch is drawn once per epoch. There all clients send their styles, also those that
+do not take part; here, as in Algorithm 1, line 5, participants do."""
 
 from dataclasses import dataclass
 from functools import partial
