@@ -58,11 +58,12 @@ def style_auc(row: Row) -> tuple[float, float, float, int] | None:
 
 
 def _headline(where: Mapping[str, object]) -> bool:
-    """Whether a row is the headline result: the release as it is, or for rows the released image, by the whole
-    image."""
+    """Whether a row is the headline result: the release as it is, or for rows the released image, by the whole image
+    as it was released (no crop)."""
     return (
         where.get("question", "released image") == "released image"
         and where.get("look", "whole image") == "whole image"
+        and "extraction" not in where
     )
 
 
