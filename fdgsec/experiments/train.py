@@ -33,6 +33,7 @@ from fdgsec.experiments.setup.run_inputs import (
 from fdgsec.federation.checkpoints import UNFINISHED, Checkpoints, rounds_in, size_of
 from fdgsec.federation.method import Client, GlobalModel
 from fdgsec.federation.run_folder import check_replaceable, environment, new_folder, run_key
+from fdgsec.nn.styles.encoders import code_sha256
 from fdgsec.nn.styles.image_styles import encoder_named
 from fdgsec.nn.training.test_time_adaptation import Tent, adaptation_named, prepare_for_tent
 from fdgsec.runtime.checked_files import write_sums
@@ -223,10 +224,11 @@ def _checkpoints(out: Path, world: World, request: RunRequest, *, fresh: bool) -
     The key holds everything that decides the run's bytes, the code of plug-ins by their modules."""
     config, model = request.config, request.initial
     foreign = [code for each in (request.method, *config.defenses) for code in foreign_code(each)]
+    encoders = {config.encoder} if "encoder" in options_of(config.method) else set[str]()
+    foreign += [code_sha256(encoder_named(name)) for name in encoders]
     if not config.rounds or None in foreign:
         return None
     device = torch.cuda.get_device_name() if model.blueprint.device == "cuda" else model.blueprint.device
-    encoders = {config.encoder} if "encoder" in options_of(config.method) else set[str]()
     key = run_key(
         config.sha256, world.dataset.content_sha256, model.state.sha256, device, *(code or "" for code in foreign),
         *(encoder_named(name).fingerprint for name in encoders),

@@ -6,11 +6,14 @@ same layer, and `squeezenet` gives statistics only; they need imported weights. 
 of the image itself."""
 
 import hashlib
+import inspect
 import json
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from importlib.resources import as_file, files
 from pathlib import Path
+from uuid import uuid4
 
 import torch
 from safetensors import safe_open
@@ -53,8 +56,8 @@ class StyleEncoder(nn.Module, ABC):
     """A frozen feature extractor, and, where `has_decoder`, the decoder that was trained to invert it.
 
     `channels` is C (a style has 2C numbers), `stride` the pixels per feature cell, `fingerprint` the SHA-256 of all
-    weights in use: the cache key. `reentrant` says that several threads may encode at once. Differentiable in its
-    inputs; no parameter requires a gradient."""
+    weights in use, and of the code of an encoder from elsewhere: the cache key. `reentrant` says that several threads
+    may encode at once. Differentiable in its inputs; no parameter requires a gradient."""
 
     reentrant = False
     name: str
@@ -278,7 +281,24 @@ def load_encoder(name: str, *, device: torch.device | str = "cpu") -> StyleEncod
     made = resolve("encoders", name)()
     if not isinstance(made, StyleEncoder) or made.name != name:
         raise UsageError(f"the encoder {name!r} of a plug-in must be a StyleEncoder of this name; it is {made!r}.")
+    code = code_sha256(made)
+    own = uuid4().hex if code is None else code
+    made.fingerprint = hashlib.sha256(f"{made.fingerprint} {own}".encode()).hexdigest()
     return made.to(device)
+
+
+def code_sha256(encoder: StyleEncoder) -> str | None:
+    """The hash of the module that defines an encoder from elsewhere, a plug-in's: its weights do not tell its numbers.
+
+    Empty for an encoder of fdgsec's networks, whose code has a hash of its own; None for a module without a source."""
+    module = type(encoder).__module__
+    if module.startswith("fdgsec.nn."):
+        return ""
+    try:
+        source = inspect.getsource(sys.modules[module])
+    except (OSError, TypeError, KeyError):
+        return None
+    return hashlib.sha256(f"{type(encoder).__qualname__} {source}".encode()).hexdigest()
 
 
 def _build(name: str) -> StyleEncoder:

@@ -4,8 +4,6 @@ Style transfer is AdaIN between an encoder and its decoder (Huang & Belongie, IC
 https://arxiv.org/abs/1703.06868); CCST (its eq. 5) and FISC (its eq. 4) make their training images with it."""
 
 import hashlib
-import inspect
-import sys
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,7 +17,7 @@ from torch.nn.functional import interpolate
 
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.nn.styles.channel_statistics import EPS, Moments, adain
-from fdgsec.nn.styles.encoders import BLOCK, StyleEncoder, image_moments, load_encoder
+from fdgsec.nn.styles.encoders import BLOCK, StyleEncoder, code_sha256, image_moments, load_encoder
 from fdgsec.runtime.cache_files import cache_root
 from fdgsec.runtime.checked_files import recalled, remember
 from fdgsec.runtime.errors import DataError
@@ -159,7 +157,9 @@ def prepare_statistics(
     Computed statistics are stored for the next run of the same code: fdgsec's networks and data, the encoder's own
     module, the version of torch, and the number of threads. Without `reuse` they are computed anew."""
     encoder = encoder_named(name)
-    computed_by = f"{_code_of(encoder)} {source_sha256('fdgsec.nn')} {source_sha256('fdgsec.data')} {torch.__version__}"
+    code = code_sha256(encoder)
+    own = uuid4().hex if code is None else code
+    computed_by = f"{own} {source_sha256('fdgsec.nn')} {source_sha256('fdgsec.data')} {torch.__version__}"
     key = f"{encoder.fingerprint} {size or 'as is'} {dataset.content_sha256} {computed_by} {torch.get_num_threads()}"
     path = cache_root() / "features" / f"{hashlib.sha256(key.encode()).hexdigest()[:40]}.safetensors"
     if not reuse:
@@ -178,18 +178,6 @@ def _moments(content: bytes) -> Moments:
     if stored.keys() != {"count", "mean", "m2"}:
         raise DataError("it holds no statistics.")
     return Moments(count=stored["count"], mean=stored["mean"], m2=stored["m2"])
-
-
-def _code_of(encoder: StyleEncoder) -> str:
-    """The hash of the module of an encoder from elsewhere, a plug-in's; nothing twice where it has no source."""
-    module = type(encoder).__module__
-    if module.startswith("fdgsec.nn."):
-        return ""
-    try:
-        source = inspect.getsource(sys.modules[module])
-        return hashlib.sha256(f"{type(encoder).__qualname__} {source}".encode()).hexdigest()
-    except (OSError, TypeError, KeyError):
-        return uuid4().hex
 
 
 def style_transfer(

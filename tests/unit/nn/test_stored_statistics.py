@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fdgsec.data.shapes import shapes
-from fdgsec.nn.styles import image_styles
-from fdgsec.nn.styles.encoders import Pixels
+from fdgsec.nn.styles import encoders, image_styles
+from fdgsec.nn.styles.encoders import Pixels, code_sha256, load_encoder
 from fdgsec.nn.styles.image_styles import forget_encoders, prepare_statistics, register_encoder, statistics
 
 
@@ -77,6 +77,24 @@ def test_another_version_of_a_plug_ins_encoder_computes_them_anew(tmp_path: Path
         found.append(statistics("scaled", data).mean)
     forget_encoders()
     torch.testing.assert_close(found[1], 30 * found[0])
+
+
+def test_another_version_of_a_plug_ins_encoder_is_another_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What is kept by the fingerprint (features, finished trainings, rounds) was computed by this code alone."""
+    monkeypatch.setattr(encoders, "encoder_names", lambda: ("scaled",))
+    found = []
+    for factor in (1, 30, 1):
+        made = scaled(tmp_path, factor, monkeypatch)
+        monkeypatch.setattr(encoders, "resolve", lambda group, name, made=made: lambda: made)
+        found.append(load_encoder("scaled").fingerprint)
+
+    assert found[0] == found[2] != found[1]
+
+
+def test_a_bundled_encoder_has_the_fingerprint_of_its_weights():
+    """Else every stored number would be another one's."""
+    assert code_sha256(Pixels()) == ""
+    assert load_encoder("pixels").fingerprint == Pixels().fingerprint
 
 
 def test_without_reuse_what_this_process_computed_is_computed_anew(monkeypatch: pytest.MonkeyPatch):
