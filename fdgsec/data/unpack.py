@@ -1,6 +1,7 @@
 """Unpacking of downloaded tar archives, which never writes outside the target folder."""
 
 import gzip
+import io
 import lzma
 import os
 import secrets
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from tarfile import HeaderError, ReadError
+from typing import IO, BinaryIO, cast
 
 from fdgsec.data.image_sources import printable
 from fdgsec.runtime.errors import DataError, MissingResourceError
@@ -21,6 +23,8 @@ _EVERY = 256  # members between two progress reports
 _LEFT = ".fetch-"  # prefix of a folder that is being filled
 _MOST = 200  # limit on unpacked size / archive size: images hardly compress, a bomb of zeros does
 _FREE = 2**30  # bytes that any archive may unpack to
+_LZMA_MEMORY = 2**28  # bytes that a decoder of LZMA may take: xz -9 asks for 65 MiB, a header may ask for 4 GiB
+_XZ = b"\xfd7zXZ\0"
 
 
 def inner_path(name: str) -> PurePosixPath | None:
@@ -94,7 +98,7 @@ def _damaged(file: Path, error: Exception) -> DataError:
 
 def _extract(file: Path, folder: Path, progress: Callable[[int, int | None], None] | None) -> None:
     size, unpacked = file.stat().st_size, 0
-    with file.open("rb") as packed, tarfile.open(fileobj=packed, tarinfo=_Member) as archive:
+    with file.open("rb") as packed, _archive(packed) as archive:
         if hasattr(tarfile, "data_filter"):  # in addition to the checks below; Python 3.11.0 to 3.11.3 lack it
             archive.extraction_filter = tarfile.data_filter
         for number, member in enumerate(iter(archive.next, None)):
@@ -112,6 +116,61 @@ def _extract(file: Path, folder: Path, progress: Callable[[int, int | None], Non
                 progress(packed.tell(), size)
         while archive.fileobj and archive.fileobj.read(1 << 20):
             pass  # read to the end, where the checksum of the compressed data is
+
+
+def _archive(packed: BinaryIO) -> tarfile.TarFile:
+    """Open a tar archive, packed as its first bytes say: xz with bounded memory, gzip, bzip2, or not at all."""
+    start = packed.read(len(_XZ))
+    packed.seek(0)
+    if start == _XZ:
+        stream = cast(IO[bytes], io.BufferedReader(_Xz(packed)))
+        return tarfile.open(fileobj=stream, mode="r|", tarinfo=_Member)
+    if start.startswith(b"\x1f\x8b"):
+        return tarfile.open(fileobj=packed, mode="r:gz", tarinfo=_Member)
+    if start.startswith(b"BZh"):
+        return tarfile.open(fileobj=packed, mode="r:bz2", tarinfo=_Member)
+    return tarfile.open(fileobj=packed, mode="r:", tarinfo=_Member)
+
+
+def _decoder() -> lzma.LZMADecompressor:
+    return lzma.LZMADecompressor(format=lzma.FORMAT_XZ, memlimit=_LZMA_MEMORY)
+
+
+class _Xz(io.RawIOBase):
+    """What a file of xz unpacks to, its streams one after another; `lzma.open` has no limit on memory."""
+
+    def __init__(self, packed: BinaryIO) -> None:
+        self._packed, self._decoder, self._left = packed, _decoder(), b""
+
+    def readable(self) -> bool:
+        """It is there to be read."""
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]  # as BufferedReader calls it
+        """Fill the buffer with unpacked bytes; none at the end. Raises LZMAError and EOFError where it is damaged."""
+        part = b""
+        while not part:
+            if self._decoder.eof and not self._next_stream():
+                return 0
+            more, self._left = self._left, b""
+            if not more and self._decoder.needs_input:
+                more = self._packed.read(io.DEFAULT_BUFFER_SIZE)
+                if not more:
+                    raise EOFError("it breaks off")
+            part = self._decoder.decompress(more, len(buffer))
+        buffer[: len(part)] = part
+        return len(part)
+
+    def _next_stream(self) -> bool:
+        """Pass over the padding after a stream, and tell whether there is another one."""
+        left = self._decoder.unused_data.lstrip(b"\0")
+        while not left:
+            more = self._packed.read(io.DEFAULT_BUFFER_SIZE)
+            if not more:
+                return False
+            left = more.lstrip(b"\0")
+        self._decoder, self._left = _decoder(), left
+        return True
 
 
 class _Member(tarfile.TarInfo):
