@@ -23,7 +23,8 @@ from fdgsec.federation.artifacts import (
     renumbered,
 )
 from fdgsec.federation.defense import Outgoing, Protected
-from fdgsec.federation.method import SHARED_ROWS, Method
+from fdgsec.federation.method import Method
+from fdgsec.federation.public_clip_bounds import shared_rows
 from fdgsec.privacy.guarantees import RecordMixing
 from fdgsec.runtime.errors import UsageError, WithheldError
 from fdgsec.runtime.secret_streams import SecretStream
@@ -67,7 +68,7 @@ class KAnonymous:
             return Protected(artifact=artifact, uses=None)
         if not isinstance(artifact, ImageStyles | Amplitudes):
             return None
-        if isinstance(artifact, Amplitudes) and SHARED_ROWS not in sender.state:  # a mean spectrum
+        if isinstance(artifact, Amplitudes) and shared_rows(sender.state, outgoing.name) is None:  # a mean spectrum
             self._check_count(len(sender.client.data), "images", sender.name)
             return Protected(artifact=artifact, uses=None)
         rows = _rows(artifact)

@@ -8,9 +8,13 @@ from fdgsec.data.shapes import shapes
 from fdgsec.defenses.k_anonymous import KAnonymous, nearest_groups, random_groups
 from fdgsec.experiments.setup.run_federation import observe
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles, ModelState, StyleStatistics
+from fdgsec.federation.client_step import run_client_step
 from fdgsec.federation.defense import DefenseStack
-from fdgsec.federation.method import SHARED_ROWS, Client
+from fdgsec.federation.method import SHARED_ROWS, Client, Clock, Method, StepRequest
+from fdgsec.federation.stacked_methods import Stacked
 from fdgsec.methods.ccst import CCST
+from fdgsec.methods.fedavg import FedAvg
+from fdgsec.methods.feddg import FedDG
 from fdgsec.nn.styles.image_styles import statistics
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.secret_streams import SecretStream, simulated_stream
@@ -154,3 +158,21 @@ def test_models_are_none_of_its_business():
 def test_a_group_of_one_is_refused():
     with pytest.raises(UsageError, match="k of at least 2"):
         KAnonymous(k=1)
+
+
+@pytest.mark.parametrize(
+    "method", [FedDG(share_of_images=1.0), Stacked(base=FedAvg(), local=FedDG(share_of_images=1.0))]
+)
+def test_spectra_of_single_images_are_grouped_whichever_method_sends_them(method: Method):
+    """On top of another method they passed as the mean of a client's images, and left as they were."""
+    client = Client(name="client:0", data=shapes(image_size=16, per_domain=24, seed=3).of_domain(0))
+    request = StepRequest(clock=Clock(round=0, rounds=0, participants=("client:0", "client:1")), model=None, inbox={})
+    stack = DefenseStack(defenses=(KAnonymous(k=5),))
+    raw, _ = run_client_step(method, client, "share", request, {}, 0)
+    defended, _ = run_client_step(method, client, "share", request, {}, 0, stack)
+
+    (before,), (after,) = raw.artifacts.values(), defended.artifacts.values()
+    assert isinstance(before, Amplitudes)
+    assert isinstance(after, Amplitudes)
+    assert not (before.values == after.values).flatten(1).all(1).any()
+    assert len(torch.unique(after.values.flatten(1), dim=0)) == 4
