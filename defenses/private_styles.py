@@ -119,7 +119,8 @@ class PrivateStyles:
     @property
     def assumptions(self) -> Sequence[str]:
         """The assumptions of the guarantee."""
-        size = "how many images a client has" if self.unit == "record" else "how many rows a client sends"
+        per_record = self.unit == "record"
+        size = "how many images a client has" if per_record else "how many rows a client sends"
         counted = (
             "the number of images is private here: whatever else tells it (weights of an update) is not covered"
             if self.neighbors == "add-remove"
@@ -128,10 +129,12 @@ class PrivateStyles:
         return (
             counted,
             "center, units and clip come from public images alone",
-            "which images a client sends rows of does not depend on the images",
+            "an image keeps its file name, from which its place, its part in validation and the choice of rows follow"
+            if per_record
+            else "which images a client sends rows of does not matter: all that it sends is one value",
             "the noise is a discrete Gaussian on a grid (Canonne et al. 2020); its key is secret",
             "an image of a person is one record: several of one person's are not covered together"
-            if self.unit == "record"
+            if per_record
             else "everything that one client sends is covered together",
         )
 

@@ -9,7 +9,9 @@ Each partition maps the domain of every image to one array of image indices per 
 
 Deviations: every function refuses to leave a client empty, and redrawing (Dirichlet) ends after 100,000 tables."""
 
+import hashlib
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -25,6 +27,8 @@ from fdgsec.runtime.errors import UsageError, unknown_name
 from fdgsec.runtime.random_streams import child, integer_seed
 
 Scheme = Literal["domain", "single-domain", "dirichlet", "lambda"]
+Division = Literal["stratified", "names", "independent"]
+"""How images are divided into training and validation: `split_validation`."""
 _Counts = npt.NDArray[np.int64]
 
 TABLES_AT_ONCE = 512
@@ -77,23 +81,54 @@ def _split(dataset: DomainDataset, *, validation: int | None, test: int) -> Doma
 
 
 def split_validation(
-    dataset: DomainDataset, *, rng: torch.Generator, fraction: float = 0.1
+    dataset: DomainDataset, *, rng: torch.Generator, fraction: float = 0.1, division: Division = "stratified"
 ) -> tuple[DomainDataset, DomainDataset]:
     """Split images of one client, or of all clients, into (training, validation), before any augmentation.
 
-    Each (domain, class) cell gives its share, rounded so that the total stays at `fraction`. Validation may be empty
-    for a handful of images. Raises UsageError where `fraction` is not in [0, 1)."""
+    "stratified": each (domain, class) cell gives its share, rounded so that the total stays at `fraction`. One image's
+    class then decides where others go, which no guarantee for single images allows: by "names" the split follows from
+    the images' names alone, and "independent" decides for each image by its own name, so that the number held back
+    varies. Validation may be empty for a handful of images. Raises UsageError where `fraction` is not in [0, 1)."""
     if not 0 <= fraction < 1:
         raise UsageError(f"the validation fraction must lie in [0, 1); got {fraction}.")
-    cells = dataset.domains * len(dataset.class_names) + dataset.labels
-    found, counts = np.unique(cells.numpy(), return_counts=True)
     chosen = torch.zeros(len(dataset), dtype=torch.bool)
-    quotas = apportion(counts.tolist(), math.floor(fraction * len(dataset) + 0.5))
-    for cell, quota in zip(found.tolist(), quotas, strict=True):
-        members = (cells == cell).nonzero().flatten()
-        order = torch.randperm(len(members), generator=child(rng, "validation", int(cell)))
-        chosen[members[order[:quota]]] = True
+    if division == "stratified":
+        cells = dataset.domains * len(dataset.class_names) + dataset.labels
+        found, counts = np.unique(cells.numpy(), return_counts=True)
+        quotas = apportion(counts.tolist(), _share(fraction, len(dataset)))
+        for cell, quota in zip(found.tolist(), quotas, strict=True):
+            members = (cells == cell).nonzero().flatten()
+            order = torch.randperm(len(members), generator=child(rng, "validation", int(cell)))
+            chosen[members[order[:quota]]] = True
+    else:
+        ranks = _ranks(dataset, child(rng, "names"))
+        held = ranks < fraction if division == "independent" else ranks.argsort()[: _share(fraction, len(dataset))]
+        chosen[held] = True
     return dataset.subset(~chosen), dataset.subset(chosen)
+
+
+def in_order_of_names(dataset: DomainDataset) -> DomainDataset:
+    """The same images, ordered by their names: a folder's order tells their classes."""
+    names = record_names(dataset.ids)
+    return dataset.subset(torch.tensor(sorted(range(len(names)), key=names.__getitem__), dtype=torch.int64))
+
+
+def record_names(ids: Sequence[str]) -> list[str]:
+    """Name each image by its file alone, and by its folders as well where several files have one name."""
+    files = [name.rpartition("/")[2] for name in ids]
+    counts = Counter(files)
+    return [file if counts[file] == 1 else name for file, name in zip(files, ids, strict=True)]
+
+
+def _share(fraction: float, count: int) -> int:
+    return math.floor(fraction * count + 0.5)
+
+
+def _ranks(dataset: DomainDataset, rng: torch.Generator) -> Tensor:
+    """A number in [0, 1) for each image, from its name and the stream alone, (N,) float64."""
+    secret = integer_seed(rng)
+    hashes = [hashlib.sha256(f"{secret} {name}".encode()).digest() for name in record_names(dataset.ids)]
+    return torch.tensor([int.from_bytes(each[:6], "big") / 2**48 for each in hashes], dtype=torch.float64)
 
 
 def one_domain_per_client(domain_ids: Tensor) -> list[Tensor]:

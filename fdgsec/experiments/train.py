@@ -23,9 +23,11 @@ from fdgsec.experiments.setup.run_inputs import (
     World,
     artifact_rows,
     clients_of,
+    division_of,
     load_world,
     method_of,
     model_of,
+    named,
     options_of,
     roles_of,
     with_validation,
@@ -107,8 +109,10 @@ def _divided(client: Client, config: RunConfig) -> Client:
                 f"{client.name} would hold official validation images alone under partition {config.partition!r}; "
                 "use fewer clients, or leave --splits out."
             )
-        return Client(name=client.name, data=client.data.subset(~held), validation=client.data.subset(held))
-    return with_validation(client, seed=config.seed, share=_share_of_the_rest(config))
+        own = Client(name=client.name, data=client.data.subset(~held), validation=client.data.subset(held))
+        return named(own, division_of(config.defenses))
+    division = division_of(config.defenses)
+    return with_validation(client, seed=config.seed, share=_share_of_the_rest(config), division=division)
 
 
 def _share_of_the_rest(config: RunConfig) -> float:
@@ -130,7 +134,8 @@ def _test_images(client: Client, config: RunConfig) -> DomainDataset | None:
     if config.splits != "own" or not config.source_test_share:
         return None
     rng = stream(config.seed, "world", "source-test", client.name)
-    return split_validation(client.data, fraction=config.source_test_share, rng=rng)[1]
+    division = division_of(config.defenses)
+    return split_validation(client.data, fraction=config.source_test_share, rng=rng, division=division)[1]
 
 
 def _without(client: Client, test: DomainDataset | None) -> Client:

@@ -29,9 +29,11 @@ from fdgsec.experiments.setup.guarantees import attributed
 from fdgsec.experiments.setup.run_inputs import (
     attacked_method,
     clients_of,
+    division_of,
     load_world,
     method_of,
     model_of,
+    named,
     with_validation,
 )
 from fdgsec.federation.defense import HasPolicy, PlansGuarantee, TrainsPrivately, Uses
@@ -199,9 +201,10 @@ def site_of(config: RunConfig, plan: AuditPlan, *, data_root: Path | None, progr
     world = load_world(config, data_root=data_root, progress=progress)
     members = clients_of(world.seen(), config)
     method.check(len(members))
-    first = members[0]
+    division = division_of(config.defenses)
+    first = named(members[0], division)
     if rounds and method.reviews != "none":
-        first = with_validation(first, seed=config.seed)
+        first = with_validation(first, seed=config.seed, division=division)
     images = plan.canaries if trains else IMAGES
     first = replace(first, data=_some(first.data, images, config.seed))
     model = model_of(config, method, len(world.dataset.class_names)) if rounds or method.shares == "every" else None

@@ -20,6 +20,7 @@ from fdgsec.experiments.setup.run_federation import RoundSettings, run_rounds
 from fdgsec.experiments.setup.run_inputs import (
     attacked_clients,
     blueprint_of,
+    division_of,
     load_world,
     method_of,
     model_of,
@@ -253,7 +254,9 @@ def _local_client(purpose: Purpose, config: RunConfig, node: NodeConfig) -> tupl
         images = load_dataset(
             config.dataset, data_root=node.data_root, image_size=config.image_size, allow_partial=True, seed=config.seed
         )
-        return with_validation(Client(name=name, data=images), seed=config.seed), tuple(images.class_names)
+        client = Client(name=name, data=images)
+        divided = with_validation(client, seed=config.seed, division=division_of(config.defenses))
+        return divided, tuple(images.class_names)
     world = load_world(config, data_root=node.data_root, progress=NoProgress())
     try:
         if purpose == "train":

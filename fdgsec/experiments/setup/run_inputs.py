@@ -1,6 +1,6 @@
 """The inputs of a run, built from its settings: data, roles, clients, method, model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -10,15 +10,17 @@ import torch
 from fdgsec.data.catalog import dataset_entry, load_dataset
 from fdgsec.data.domain_groups import join_domains
 from fdgsec.data.domains import DomainDataset
-from fdgsec.data.partition import lodo, ltdo, partition, split_validation
+from fdgsec.data.partition import Division, in_order_of_names, lodo, ltdo, partition, split_validation
 from fdgsec.data.roles import FRACTIONS, Roles, split_roles
 from fdgsec.experiments.run_config import RunConfig, build, merged, target_method
 from fdgsec.federation.artifacts import ModelState
+from fdgsec.federation.defense import Defense, PlansGuarantee, mechanism_on
 from fdgsec.federation.method import Blueprint, Client, GlobalModel, Method
 from fdgsec.federation.stacked_methods import Stacked
 from fdgsec.federation.wire import parties
 from fdgsec.nn.networks.classifiers import build_classifier
 from fdgsec.nn.training.precision import device_named
+from fdgsec.privacy.guarantees import PlannedGuarantee
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.progress import Progressive
 from fdgsec.runtime.random_streams import stream
@@ -146,18 +148,42 @@ def clients_of(
     return [Client(name=part.name, data=part.data, validation=held.get(part.name)) for part in parts]
 
 
-def with_validation(client: Client, *, seed: int, share: float = 0.1) -> Client:
-    """Split `share` of a client's images off for validation, before any augmentation."""
+def with_validation(client: Client, *, seed: int, share: float = 0.1, division: Division = "stratified") -> Client:
+    """Split `share` of a client's images off for validation, before any augmentation.
+
+    Unless the split is stratified, the client's images are in the order of their names afterwards."""
     rng = stream(seed, "world", "validation", client.name)
-    train, validation = split_validation(client.data, fraction=share, rng=rng)
+    train, validation = split_validation(named(client, division).data, fraction=share, rng=rng, division=division)
     return Client(name=client.name, data=train, validation=validation)
+
+
+def named(client: Client, division: Division) -> Client:
+    """A client whose images stand in an order that tells nothing of them, where its run promises to hide one."""
+    return client if division == "stratified" else replace(client, data=in_order_of_names(client.data))
+
+
+def division_of(defenses: Iterable[Defense]) -> Division:
+    """How a run with these defenses divides a client's images.
+
+    A mechanism on records compares the client with one that has another image in a place, or one image more or less:
+    all other images must stay where they are, in training, validation and the choice of rows."""
+    mechanisms = [defense for defense in defenses if mechanism_on(defense)]
+    promises = [defense.promise for defense in mechanisms if isinstance(defense, PlansGuarantee)]
+    if any(isinstance(each, PlannedGuarantee) and "add-remove" in each.relations for each in promises):
+        return "independent"
+    return "names" if mechanisms else "stratified"
 
 
 def attacked_clients(world: World, roles: Roles, config: RunConfig, method: Method) -> list[Client]:
     """The clients of an attacked run: only images with the federation role, split if the method needs validation."""
-    clients = clients_of(roles.federation.subset(roles.federation.domains != world.target), config)
+    division = division_of(config.defenses)
+    found = clients_of(roles.federation.subset(roles.federation.domains != world.target), config)
+    clients = [named(client, division) for client in found]
     if config.rounds and method.reviews != "none":
-        clients = [with_validation(client, seed=config.seed, share=config.validation_share) for client in clients]
+        clients = [
+            with_validation(client, seed=config.seed, share=config.validation_share, division=division)
+            for client in clients
+        ]
     return clients
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from fdgsec.experiments.run_config import defense_of
-from fdgsec.experiments.setup.run_inputs import with_validation
+from fdgsec.experiments.setup.run_inputs import division_of, with_validation
 from fdgsec.experiments.simulated_runs.malicious_client_cases import forger_of, initial_model, measured_images
 from fdgsec.experiments.simulated_runs.simulator import Cases, Simulator
 from fdgsec.federation.artifacts import ModelState
@@ -112,7 +112,8 @@ def _members(simulator: Simulator, question: Question, number: int) -> list[Clie
         members.append(Client(name=f"client:{client}", data=pools[which].subset(rows)))
     if question.rounds and simulator.method.reviews != "none":
         seed = integer_seed(simulator.rng("guarded", number, "validation"))
-        members = [with_validation(client, seed=seed) for client in members]
+        division = division_of(simulator.defense_stack.defenses)
+        members = [with_validation(client, seed=seed, division=division) for client in members]
     return members
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from fdgsec.data.domains import DomainDataset, join
 from fdgsec.data.roles import Roles
 from fdgsec.experiments.setup.run_federation import FederationRun, observe
-from fdgsec.experiments.setup.run_inputs import with_validation
+from fdgsec.experiments.setup.run_inputs import division_of, with_validation
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles
 from fdgsec.federation.client_step import UNDEFENDED
 from fdgsec.federation.defense import DefenseStack, Outgoing, Sender
@@ -106,7 +106,8 @@ class Simulator:
         seed = integer_seed(rng)
         method = self.method.fitting(len(members))
         if rounds and method.reviews != "none":
-            members = [with_validation(client, seed=seed) for client in members]
+            division = division_of(self.defense_stack.defenses)
+            members = [with_validation(client, seed=seed, division=division) for client in members]
         key = simulated_key(self.seed) if rounds and SERVER in self.adversary.parties else None
         observed = observe(
             method,
