@@ -47,13 +47,13 @@ _TRUST = {
     ),
     "server": (
         "clients send clipped models without noise, the server is trusted to add it to their sum: the guarantee holds "
-        "against other clients, outsiders on their links and readers of the final model, not against the server or "
-        "a party that reads the uploads"
+        "against other clients and readers of the final model who read no uploads, not against the server or an "
+        "outsider on the links"
     ),
 }
 _AGAINST = {
     "distributed": "who sees sums alone",
-    "server": "clients, outsiders and readers of the model (not the server)",
+    "server": "other clients and readers of the model, who read no uploads",
 }
 
 

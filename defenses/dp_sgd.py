@@ -15,7 +15,7 @@ from fdgsec.federation.method import NUMBERS, Client, Clock, Method
 from fdgsec.federation.stacked_methods import Stacked
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.privacy.accounting import Relation, calibrated_noise
-from fdgsec.privacy.dp_sgd import PrivateTrainer, uses_of
+from fdgsec.privacy.dp_sgd import SMALLEST_NORM, PrivateTrainer, uses_of
 from fdgsec.privacy.guarantees import PlannedGuarantee
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.registry import name_of
@@ -48,10 +48,10 @@ class DPSGD:
         if (self.epsilon is not None and not self.epsilon > 0) or not 0 < self.delta < 1:
             raise UsageError(f"dp-sgd needs epsilon above 0 and delta in (0, 1); got {self.epsilon} and {self.delta}.")
         noise = 0.0 if self.noise_multiplier is None else self.noise_multiplier
-        if not (0 <= noise < math.inf and 0 < self.max_grad_norm < math.inf):
+        if not (0 <= noise < math.inf and SMALLEST_NORM <= self.max_grad_norm < math.inf):
             raise UsageError(
-                "dp-sgd needs a noise multiplier of at least 0 and a finite gradient norm above 0; got "
-                f"{self.noise_multiplier} and {self.max_grad_norm}."
+                f"dp-sgd needs a noise multiplier of at least 0 and a finite gradient norm of at least "
+                f"{SMALLEST_NORM:g}; got {self.noise_multiplier} and {self.max_grad_norm}."
             )
         if 0 < noise < SMALLEST_MULTIPLIER:
             raise UsageError(
@@ -131,7 +131,9 @@ class DPSGD:
         if isinstance(artifact, GeneratorState | ModelState):
             return Protected(artifact=artifact, uses=())
         if outgoing.name == NUMBERS and outgoing.metrics <= PUBLIC:
-            return Protected(artifact=artifact, uses=())
+            weight = float(artifact.tensors()["values"].flatten()[0])
+            if weight in (1.0, float(len(outgoing.sender.client.data))):  # public; any other may depend on images
+                return Protected(artifact=artifact, uses=())
         return None
 
 

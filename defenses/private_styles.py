@@ -213,7 +213,9 @@ class PrivateStyles:
         """The noise's standard deviation, and its cost in each relation in which epsilon holds or better."""
         asked = sensitivity[self.neighbors]
         clock = outgoing.sender.clock
-        releases = max(clock.rounds, 1) if outgoing.sender.method.shares == "every" else 1
+        method = outgoing.sender.method
+        slots = sum(one.stage == "share" and issubclass(one.kind, STYLES) for one in method.releases)
+        releases = max(slots, 1) * (max(clock.rounds, 1) if method.shares == "every" else 1)
         noise = noise_multiplier(self.epsilon, self.delta) * asked * math.sqrt(releases)
         known: dict[Relation, float] = {
             relation: value for relation, value in sensitivity.items() if value <= asked * SENSITIVITY_TOLERANCE

@@ -14,7 +14,7 @@ from fdgsec.federation.artifacts import Amplitudes, Artifact
 from fdgsec.federation.defense import Outgoing, Protected
 from fdgsec.federation.method import Method
 from fdgsec.federation.server_needs import needs_of
-from fdgsec.federation.wire import ANONYMOUS, Policy, Upload, number_of
+from fdgsec.federation.wire import ANONYMOUS, CLIENTS, Policy, Upload, number_of
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.secret_streams import SecretStream
 
@@ -51,7 +51,9 @@ class _ShufflePolicy:
     """Renames uploads in a random order."""
 
     def on_collected(self, uploads: Sequence[Upload], rng: SecretStream) -> Sequence[Upload]:
-        """The same uploads in random order."""
+        """The same uploads in random order; a sum of all clients (secure aggregation) stays what it is."""
+        if [upload.sender for upload in uploads] == [CLIENTS]:
+            return uploads
         order = rng.permutation(len(uploads)).tolist()
         return [_rename_sender(uploads[number], f"{ANONYMOUS}:{place}") for place, number in enumerate(order)]
 

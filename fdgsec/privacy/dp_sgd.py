@@ -10,7 +10,7 @@ covers the released network only. Styles, constants and networks that an objecti
 made, or not at all. Gaussian noise is drawn in floating point, as in research code (Mironov, CCS 2012)."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 
@@ -29,6 +29,8 @@ from fdgsec.runtime.random_streams import child
 from fdgsec.runtime.secret_streams import SecretStream
 
 CHECKED = 8  # records on which independence is checked
+SMALLEST_NORM = 1e-9
+"""The least bound on a gradient: the squares of numbers far below it vanish in float32, so that they pass a clip."""
 GRADIENT_BYTES = 2**28  # default memory for per-record gradients held at once
 
 
@@ -122,9 +124,9 @@ class PrivateTrainer:
     _spent: list[Use] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not (0 <= self.noise_multiplier < math.inf and self.max_grad_norm > 0):
+        if not (0 <= self.noise_multiplier < math.inf and self.max_grad_norm >= SMALLEST_NORM):
             raise UsageError(
-                "DP-SGD needs a noise multiplier of at least 0 and a gradient norm above 0; got "
+                f"DP-SGD needs a noise multiplier of at least 0 and a gradient norm of at least {SMALLEST_NORM:g}; got "
                 f"{self.noise_multiplier} and {self.max_grad_norm}."
             )
         if (self.noise_multiplier and math.isinf(self.max_grad_norm)) or (
@@ -182,6 +184,7 @@ class PrivateTrainer:
         use = uses_of(records, plan, noise_multiplier=self.noise_multiplier, max_grad_norm=self.max_grad_norm)
         self.spend(use)  # before training, so that a call that fails half-way counts too
         per_epoch = _per_epoch(records, plan)
+        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         with RecordGradients(model, session.trained) as gradients:
             for step in range(use.count):
                 for group in optimizer.param_groups:
@@ -191,6 +194,7 @@ class PrivateTrainer:
                 session.step(sums, noise=use.noise, expected=use.sampling_rate * records)
                 if on_step is not None:
                     on_step(step + 1, math.nan)
+        _check_buffers(model, buffers)
         return {"steps": float(use.count)}
 
 
@@ -272,6 +276,16 @@ class _Session:
             nn.utils.clip_grad_norm_(self.trained, self.plan.clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+
+
+def _check_buffers(model: nn.Module, before: Mapping[str, Tensor]) -> None:
+    """Raise PrivateTrainingError where training changed a buffer: it would be sent, and nothing was clipped in it."""
+    changed = [name for name, buffer in model.named_buffers() if not torch.equal(buffer, before[name])]
+    if changed:
+        raise PrivateTrainingError(
+            f"the buffer {changed[0]} changed with the images, without clip or noise; train a network whose layers "
+            "keep no statistics (--norm group)."
+        )
 
 
 def noisy(total: Tensor, noise: float, secret: SecretStream) -> Tensor:

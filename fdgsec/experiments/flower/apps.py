@@ -233,6 +233,12 @@ def own_first(node: NodeConfig, listed: Sequence[Defense]) -> tuple[Defense, ...
     lacking = [text for text, defense in zip(node.required, own, strict=True) if defense not in listed]
     if lacking:
         raise UsageError(f"client:{node.partition} takes part in no run without --defense {lacking[0]}.")
+    unbounded = [text for text, defense in zip(node.required, own, strict=True) if _without_epsilon(defense)]
+    if unbounded:
+        raise UsageError(
+            f"client:{node.partition} cannot require {unbounded[0]}: the server chooses steps and rounds, and with "
+            "them what a noise multiplier costs; require an epsilon."
+        )
     added = [defense for defense in listed if defense not in own]
     foreign = [defense for defense in added if own and mechanism_on(defense)]
     if foreign:
@@ -241,6 +247,10 @@ def own_first(node: NodeConfig, listed: Sequence[Defense]) -> tuple[Defense, ...
             "require: beside the required defenses a server may only list post-processing."
         )
     return (*own, *added)
+
+
+def _without_epsilon(defense: Defense) -> bool:
+    return bool(mechanism_on(defense)) and getattr(defense, "noise_multiplier", None) is not None
 
 
 def _local_client(purpose: Purpose, config: RunConfig, node: NodeConfig) -> tuple[Client, tuple[str, ...]]:

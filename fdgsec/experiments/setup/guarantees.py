@@ -13,6 +13,7 @@ CHOSEN = (
     "options (clip, noise, learning rate, steps, rounds) are chosen without looking at private images; a choice by "
     "results on them is not accounted for"
 )
+APART = "no image is held by two clients: what each sends would cost it anew"
 SIMULATED = "simulated: the noise is drawn from the run's seed, and whoever knows the seed knows the noise"
 
 
@@ -32,7 +33,7 @@ def guarantee_documents(
     if not defense_stack.defenses:
         return []
     assumptions = list(dict.fromkeys(text for defense in defense_stack.defenses for text in defense.assumptions))
-    assumptions.append(CHOSEN)
+    assumptions += [CHOSEN, APART]
     if simulated:
         assumptions.append(SIMULATED)
     returns = method.trains_on_own_releases

@@ -240,7 +240,7 @@ def test_a_trusted_server_promises_nothing_against_itself_and_the_ledger_names_a
 
     assert run.epsilon is None
     assert run.uncovered == ("update/model",)
-    assert against.part == "run against clients, outsiders and readers of the model (not the server)"
+    assert against.part == "run against other clients and readers of the model, who read no uploads"
     assert against.epsilon == pytest.approx(2, rel=1e-6)
 
 

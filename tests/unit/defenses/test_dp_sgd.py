@@ -250,9 +250,16 @@ def test_the_model_pays_and_other_networks_of_the_same_steps_are_free():
     assert [found.uses for found in (perturbed, generator) if found is not None] == [(), ()]
 
 
-@pytest.mark.parametrize(("metrics", "covered"), [({"steps"}, True), (set[str](), True), ({"steps", "loss"}, False)])
-def test_numbers_are_covered_where_no_image_decides_them(metrics: set[str], covered: bool):
-    told = outgoing(Scores(values=torch.zeros(2)), NUMBERS, metrics=frozenset(metrics))
+@pytest.mark.parametrize(
+    ("metrics", "weight", "covered"),
+    [
+        ({"steps"}, "images", True), (set[str](), "images", True), ({"steps"}, 1.0, True),
+        ({"steps", "loss"}, "images", False), ({"steps"}, 3.25, False),
+    ],
+)  # fmt: skip
+def test_numbers_are_covered_where_no_image_decides_them(metrics: set[str], weight: float | str, covered: bool):
+    count = float(len(four_clients()[0].data)) if weight == "images" else float(weight)
+    told = outgoing(Scores(values=torch.tensor([count, 0.0])), NUMBERS, metrics=frozenset(metrics))
 
     assert (DPSGD(epsilon=8.0).on_message(told, rng()) is not None) == covered
 
@@ -285,6 +292,7 @@ def test_no_other_mechanism_releases_the_model(clients: list[Client], turn: int)
         {}, {"epsilon": 8.0, "noise_multiplier": 1.0}, {"epsilon": 0.0}, {"epsilon": math.nan},
         {"epsilon": 8.0, "delta": 0.0}, {"noise_multiplier": -1.0}, {"noise_multiplier": math.inf},
         {"epsilon": 8.0, "max_grad_norm": 0.0}, {"epsilon": 8.0, "max_grad_norm": math.inf},
+        {"epsilon": 8.0, "max_grad_norm": 1e-25},
         {"epsilon": 8.0, "max_physical_batch": 0},
     ],
 )  # fmt: skip

@@ -10,17 +10,23 @@ import torch
 from torch import Tensor
 
 from fdgsec.data.domains import DomainDataset
+from fdgsec.data.shapes import shapes
 from fdgsec.defenses.private_styles import PrivateStyles
+from fdgsec.experiments.run_config import attack_settings
+from fdgsec.experiments.setup.defenses import defense_stack_of
 from fdgsec.federation.artifacts import Artifact, StyleDistribution
+from fdgsec.federation.client_step import run_client_step
 from fdgsec.federation.defense import DefenseStack, Outgoing
 from fdgsec.federation.engines.local import LocalEngine
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, Method, Reply, State
+from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, Method, Reply, State, StepRequest
 from fdgsec.federation.public_clip_bounds import Reference, client_region, pooled_frame, row_region, rows_of
 from fdgsec.federation.released_statistics import MeanSpectra, PooledStyles, ReleasedStatistic, StyleDistributions
 from fdgsec.federation.round_loop import RoundLoop
+from fdgsec.federation.stacked_methods import Stacked
 from fdgsec.federation.wire import Wire
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fedalign import FedAlign
+from fdgsec.methods.feddg import FedDG
 from fdgsec.privacy.clipping import Ball, HalfDiscs
 from fdgsec.privacy.ledger import Ledger
 from fdgsec.runtime.random_streams import stream
@@ -158,6 +164,25 @@ def test_a_whole_run_costs_the_epsilon_that_was_asked_for(rounds: int, neighbors
 )
 def test_rows_and_clients_compose_over_rounds_too(method: Method, unit: Literal["record", "client"]):
     assert promised(PrivateStyles(epsilon=1.0, unit=unit), method, 10)[0] == pytest.approx(1.0, rel=0.03)
+
+
+def test_two_slots_of_a_run_cost_the_epsilon_together():
+    """A node's owner requires epsilon 4, and the server chooses a method that shares in two slots: 5.99 before."""
+    method = Stacked(base=CCST(k=2), local=FedDG(share_of_images=1.0))
+    given = {"dataset": "shapes", "image_size": 16, "defenses": ("private-styles:epsilon=4",), "device": "cpu"}
+    stack = defense_stack_of(attack_settings("ccst-overall", given), method)
+    client = Client(name="client:0", data=shapes(image_size=16, per_domain=21, seed=3).of_domain(0))
+    clock = Clock(round=0, rounds=0, participants=("client:0", "client:1"))
+
+    reply, _ = run_client_step(method, client, "share", StepRequest(clock=clock, model=None, inbox={}), {}, 0, stack)
+
+    ledger = Ledger()
+    kinds = {slot: artifact.kind for slot, artifact in reply.artifacts.items()}
+    ledger.write("client:0", round=0, stage="share", kinds=kinds, uses=reply.uses)
+    (run,) = (found for found in ledger.guarantees(delta=1e-5) if found.part == "run")
+    assert len(kinds) == 2
+    assert run.epsilon is not None
+    assert run.epsilon <= 4 * (1 + 1e-6)
 
 
 def test_what_is_shared_once_pays_once_however_many_rounds_follow():

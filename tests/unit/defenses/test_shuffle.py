@@ -138,3 +138,10 @@ def test_methods_that_must_know_who_sent_what_are_refused_and_say_why():
     assert "another one's styles, never its own" in refused["stablefdg"]
     assert "judged by other clients" in refused["feddag"]
     assert "the pool without its own rows" in refused["fedalign"]
+
+
+def test_a_sum_of_all_clients_is_not_renamed():
+    """Who reads it must know that it is a sum: dp-fedavg adds its rounding, guards cannot outvote anybody in it."""
+    whole = Upload(round=0, stage="update", sender="clients", artifacts={"numbers": Scores(values=torch.ones(1))})
+
+    assert Shuffle().policy().on_collected([whole], simulated_stream(0, "shuffle")) == [whole]

@@ -220,6 +220,15 @@ def test_a_server_adds_no_mechanism_to_what_an_owner_requires(added: str):
             apps.own_first(OWNER, order)
 
 
+@pytest.mark.parametrize("required", ["dp-sgd:noise_multiplier=1", "dp-fedavg:noise_multiplier=1"])
+def test_an_owner_cannot_require_a_multiplier_whose_cost_the_server_would_choose(required: str):
+    """50 steps of all images cost an epsilon of 54 at a multiplier of 1, and 5,000 steps 2,801."""
+    owner = replace(OWNER, required=(required,))
+
+    with pytest.raises(UsageError, match="require an epsilon"):
+        apps.own_first(owner, [defense_of(required)])
+
+
 def test_an_owners_defenses_act_before_those_that_a_server_adds():
     noise, private = defense_of("style-noise:p=0.1,scale=0.5"), defense_of("private-styles:epsilon=1")
 

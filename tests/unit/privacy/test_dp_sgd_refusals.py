@@ -99,3 +99,26 @@ def test_numbers_that_promise_nothing_are_refused():
 
 def test_one_record_trains_too():
     assert trained(trainer(noise=1.0, bound=1.0), data(1)).isfinite().all()
+
+
+def test_a_buffer_that_learns_from_the_images_is_refused():
+    """Instance norm with running statistics keeps records apart in the loss, and would send their averages."""
+    model = network()
+    model.neck.add_module("kept", RunningMean())
+
+    with pytest.raises(PrivateTrainingError, match=r"buffer neck\.kept\.mean changed"):
+        trainer()(model, data(), CrossEntropy(), PLAN, world())
+
+
+class RunningMean(nn.Module):
+    """Passes maps on, and keeps their mean."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, maps: Tensor) -> Tensor:
+        self.mean = self.mean + maps.detach().mean()
+        return maps
