@@ -116,8 +116,9 @@ def print_audit(found: Mapping[str, Any], *, out: Path) -> None:
     )
     whole = [] if curve is None else [f"of the Gaussian curve: epsilon {curve:.3f}, ceiling {most:.3f} (same guesses)"]
     bound, claimed = found["scale_bound"], found["scale_claim"]
-    noise = f"few records: size of the noise: epsilon {bound:.3f}, claim"
-    few = [] if claimed is None else [f"{noise} {epsilon_text(claimed)}"]
+    few = []
+    if claimed is not None:
+        few = [f"few records: size of the noise: epsilon {bound:.3f}, claim {epsilon_text(claimed)}"]
     for line in (
         f"target {found['target']}, dataset {found['dataset']}, defense {defense['name']}({options})",
         (f"claim: epsilon {epsilon_text(found['claimed_epsilon'])} at delta {found['delta']:g} per {found['unit']} "
