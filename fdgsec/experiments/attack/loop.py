@@ -338,7 +338,8 @@ def _evaluate(attack: Attack, setting: AttackSetting, answered: _AnsweredQuestio
     unread = partly_read(attack, setting.exchanges, setting.facts.artifact_kinds)
     read = min(len(case.views) for case in cases)
     measurements = [
-        replace(row, not_adapted_to=ignored, unread=unread(row, read) or setting.unlike) for row in measured
+        replace(row, not_adapted_to=ignored, unread=row.unread or unread(row, read) or setting.unlike)
+        for row in measured
     ]
     if isinstance(attack, Incomplete):
         measurements += attack.missing(cases, knowledge)

@@ -62,7 +62,7 @@ MEASUREMENTS: Mapping[str, str] = {
     "gradient_distance": "Distance between the fitted gradient and the released one.",
     "honest_accuracy_drop": "Accuracy without a forged message minus accuracy with it, paired by seed.",
     "refused": "The share of runs that ended with an error that names the forger.",
-    "ended": "The share of runs that a forged message ended otherwise.",
+    "ended": "The share of runs that a forged message ended otherwise; without one they finish.",
     "not_finite": "The share of runs that finished with a NaN or an infinity.",
     "displacement": "How far a forged message moves what honest clients receive.",
     "forger_weight": "The forger's weight in the mean of models.",

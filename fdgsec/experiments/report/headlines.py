@@ -125,6 +125,7 @@ HEADLINES: Mapping[str, Headline] = {
     )),
     "poisoning": Headline(question="harm", choices=(
         Choice(measurement="honest_accuracy_drop", says="lowers the accuracy of honest clients' models by {numbers}"),
+        Choice(measurement="ended", says="ends {hits} of {n} runs by a forged message that nobody refuses ({numbers})"),
     )),
 }  # fmt: skip
 """By attack. The attacks of a question stand in the order in which they answer it."""

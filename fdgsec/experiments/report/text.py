@@ -35,7 +35,8 @@ def headline(row: Measurement) -> bool:
 
 HEADLINES = (
     "top1", "auc", "one_candidate_auc", "tpr_at_1pct_fpr", "relative_error", "balanced_accuracy", "accuracy",
-    "exposed_fraction", "exact_list", "refused", "honest_accuracy_drop",
+    "exposed_fraction", "exact_list", "refused", "ended",
+    "honest_accuracy_drop",
 )  # fmt: skip
 
 

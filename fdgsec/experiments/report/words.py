@@ -44,6 +44,7 @@ MEASURE_WORDS: Mapping[str, str] = {
     "auc": "AUC", "exposed_auc": "AUC", "exact_list": "exact lists", "top1": "top-1 rate", "top5": "top-5 rate",
     "balanced_accuracy": "balanced accuracy", "gallery_top1": "gallery top-1 rate", "psnr_gain": "PSNR gain",
     "relative_error": "relative error", "mae": "mean error", "honest_accuracy_drop": "accuracy drop",
+    "ended": "share of runs ended",
     "exposed_fraction": "exposed share", "tpr_at_1pct_fpr": "TPR at 1% FPR", "tpr_at_01pct_fpr": "TPR at 0.1% FPR",
     "median_rank": "median rank",
 }  # fmt: skip

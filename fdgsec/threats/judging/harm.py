@@ -16,6 +16,8 @@ from fdgsec.threats.judging.groups import Group, Scale, row, unavailable
 from fdgsec.threats.judging.permutation_tests import NullRow
 
 PLAIN = Scale(chance=None, chance_kind="none", higher_is="descriptive")
+NEVER = Scale(chance=0.0)
+"""Of what cannot happen without the forgery: the honest run of the same seed finished."""
 DROP = "honest_accuracy_drop"
 UNTOUCHED = "nothing was forged: the client sends nothing of that kind here, or what it sends would be the same"
 
@@ -23,7 +25,8 @@ UNTOUCHED = "nothing was forged: the client sends nothing of that kind here, or 
 def measure_harm(group: Group, rng: torch.Generator, *, repeats: int) -> list[Measurement]:
     """Judge one forgery over its seeds: refusals, accuracy lost, displacement, shares; or what an exchange made of it.
 
-    Accuracy lost is honest minus hostile, paired by seed, over the runs that finished; without a forgery it is 0."""
+    Accuracy lost is honest minus hostile, paired by seed, over the runs that finished; without a forgery it is 0. Where
+    the forgery ended others, unrefused, a drop that shows no harm is no evidence: it is that of the survivors."""
     entries = group.of(Harmed)
     found = [entry.truth.harm for entry in entries]
     harms = [harm for harm in found if harm is not None]
@@ -41,14 +44,20 @@ def measure_harm(group: Group, rng: torch.Generator, *, repeats: int) -> list[Me
 def _endings(group: Group, harms: Sequence[Harm]) -> list[Measurement]:
     """The shares of runs refused with the forger's name, of those that ended otherwise, and of those with a NaN."""
     counts = {
-        "refused": [harm.hostile.refused for harm in harms],
-        "ended": [bool(harm.hostile.ended) and not harm.hostile.refused for harm in harms],
-        "not_finite": [not harm.hostile.finite for harm in harms],
+        "refused": ([harm.hostile.refused for harm in harms], PLAIN),
+        "ended": ([_was_ended(harm) for harm in harms], NEVER),
+        "not_finite": ([not harm.hostile.finite for harm in harms], PLAIN),
     }
     n = len(harms)
     return [
-        row(name, group.slice, sum(hits) / n, clopper_pearson(sum(hits), n), n, PLAIN) for name, hits in counts.items()
+        row(name, group.slice, sum(hits) / n, clopper_pearson(sum(hits), n), n, scale)
+        for name, (hits, scale) in counts.items()
     ]
+
+
+def _was_ended(harm: Harm) -> bool:
+    """Whether the forgery ended a run in which nobody refused it: the federation lost the run, and not the forger."""
+    return bool(harm.hostile.ended) and not harm.hostile.refused
 
 
 def _accuracies(group: Group, harms: Sequence[Harm], rng: torch.Generator, repeats: int) -> list[Measurement]:
@@ -59,21 +68,15 @@ def _accuracies(group: Group, harms: Sequence[Harm], rng: torch.Generator, repea
         why = f"the run ended: {ended}" if ended else "the run trains nothing; give --rounds 1 or more"
         return unavailable([DROP], group.slice, why, n=len(harms))
     made, n = list[Measurement](), len(finished)
+    lost = sum(map(_was_ended, harms))
+    unread = f"{lost} of {len(harms)} runs were ended by the forgery" if lost else ""
     for name in finished[0].hostile.accuracy:
         before = [harm.honest.accuracy[name] for harm in finished]
         after = [harm.hostile.accuracy[name] for harm in finished]
         where, draws = {**group.slice, "on": name}, child(rng, DROP, name)
         interval = paired_bootstrap(before, after, rng=draws, repeats=repeats, bounds=(-1.0, 1.0)) if n > 1 else None
-        made.append(
-            row(
-                DROP,
-                where,
-                sum(first - second for first, second in zip(before, after, strict=True)) / n,
-                interval,
-                n,
-                Scale(chance=0.0),
-            )
-        )
+        drop = sum(first - second for first, second in zip(before, after, strict=True)) / n
+        made.append(replace(row(DROP, where, drop, interval, n, Scale(chance=0.0)), unread=unread))
         blind = replace(PLAIN, chance=finished[0].blind[name], chance_kind="exact")
         for run, values in {"honest": before, "hostile": after}.items():
             interval = _mean(values, 1.0, child(draws, run), repeats)

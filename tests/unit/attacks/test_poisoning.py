@@ -142,6 +142,25 @@ def test_runs_that_ended_are_counted_and_say_why():
     assert none["honest_accuracy_drop", ""].unavailable == "the run ended: client:0 sent a bad ModelState."
 
 
+def test_a_drop_among_the_runs_that_a_forgery_left_alive_is_no_evidence_and_ending_runs_is_harm():
+    ended = [ran(0.6, 0.0, ended="FloatingPointError: x")] * 7
+
+    rows = judged(*ended, ran(0.6, 0.601), ran(0.62, 0.619), ran(0.61, 0.6105))
+
+    drop = rows["honest_accuracy_drop", ""]
+    assert drop.verdict == "7 of 10 runs were ended by the forgery: no evidence of protection"
+    assert (rows["ended", ""].value, rows["ended", ""].chance, rows["ended", ""].verdict) == (0.7, 0.0, "leaks")
+
+
+def test_refusals_put_no_drop_in_doubt_and_no_end_in_five_runs_is_undecided():
+    refused = ran(0.6, 0.0, ended="client:0 sent a bad ModelState.", refused=True)
+
+    rows = judged(refused, ran(0.6, 0.601), ran(0.62, 0.619), ran(0.61, 0.6105))
+
+    assert rows["honest_accuracy_drop", ""].verdict == "no leak shown"
+    assert rows["ended", ""].verdict.startswith("undecided")
+
+
 def test_a_forgery_of_what_nobody_sends_is_unavailable_and_no_proof_of_harmlessness():
     same = Outcome(transcript_sha256="ab", accuracy={"unseen domain": 0.5})
 

@@ -270,6 +270,14 @@ def test_an_attack_of_a_plug_in_answers_a_question_of_its_own():
     assert "an honest-but-curious server auc .90 [.80, 1], baseline .50" in findings.sentence
 
 
+def test_a_forgery_that_ends_most_runs_is_harm_though_the_others_lose_nothing():
+    drop = replace(row("honest_accuracy_drop", 0.0, -0.01, 0.01, 0.0), unread="7 of 10 runs were ended by the forgery")
+    findings = found(done("poisoning", drop, row("ended", 0.7, 0.35, 0.93, 0.0, n=10)))
+
+    assert verdicts(findings)["harm"] == "leaks"
+    assert "ends 7 of 10 runs by a forged message that nobody refuses" in findings.sentence
+
+
 def test_a_stored_report_says_the_same_as_the_one_that_was_stored():
     made = report([done("membership", MEMBERS, positive=[control(passed=True)]), skipped("poisoning")])
 
