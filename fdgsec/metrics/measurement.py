@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from fdgsec.metrics.effect_sizes import BEST, beyond, half_way, margin_of
+from fdgsec.metrics.significance import normal_pvalue
 
 ChanceKind = Literal["exact", "measured", "none"]
 Slice = Mapping[str, str | int]
@@ -17,6 +18,9 @@ BOUNDED = (
     "gallery_top5", "honest_accuracy_drop", "exact_list", "precision",
 )  # fmt: skip
 """Rates, and a loss of a rate: preferred in the verdict table, since a reader can interpret them without units."""
+SIGNED = ("auc", "exposed_auc", "balanced_accuracy", "accuracy", "precision", "median_rank")
+"""Measurements of answers that depend on the truth as soon as they are not at chance, on whichever side of it: an AUC
+of .02 is an AUC of .98 with the wrong sign."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +87,8 @@ class Measurement:
 
         "leaks slightly" (the interval excludes chance), "leaks" (also chance plus margin), "leaks strongly" (it lies at
         least half way from chance to a perfect attack), "no leak shown" (it contains chance and nothing beyond the
-        margin), "undecided" (it contains both), "descriptive", "unavailable", or why the row is no evidence of
-        protection."""
+        margin), "undecided" (it contains both, or lies on the other side of chance where that too takes knowledge of
+        the truth), "descriptive", "unavailable", or why the row is no evidence of protection."""
         if self.value is None:
             return "unavailable"
         if not self.judged:
@@ -99,7 +103,39 @@ class Measurement:
             return f"undecided: a leak, but not after Holm over {self.family} rows"
         if self.chance == BEST.get(self.name):
             return "undecided: chance is as good as a perfect attack"
+        if self.worse_than_chance:
+            return "undecided: worse than chance, so the answers do depend on the truth"
+        if self._lies_behind_chance:
+            return f"undecided: worse than chance, but not after Bonferroni over {self.family} rows"
         return f"undecided: the interval reaches {self._reach:.3g}" if self._may_leak else "no leak shown"
+
+    @property
+    def worse_than_chance(self) -> bool:
+        """Whether answers of this kind are wrong more often than chance allows, also among all rows of the report.
+
+        The p-value is that of a normal value with this interval, times the number of rows (Bonferroni)."""
+        if not self._lies_behind_chance:
+            return False
+        assert self.value is not None
+        assert self.low is not None
+        assert self.high is not None
+        assert self.chance is not None
+        numbers = (self.value, self.low, self.high, self.chance)
+        turned = (-self.value, -self.high, -self.low, -self.chance) if self.higher_is == "leak" else numbers
+        return normal_pvalue(*turned) * max(self.family, 1) <= LEVEL
+
+    @property
+    def _lies_behind_chance(self) -> bool:
+        """Whether the interval excludes chance on the other side than a leak's, and reaches beyond the margin there."""
+        if self.name not in SIGNED or not self.judged:
+            return False
+        assert self.low is not None
+        assert self.high is not None
+        assert self.chance is not None
+        limit = beyond(self.chance, margin_of(self.name), higher=self.higher_is != "leak")
+        if self.higher_is == "leak":
+            return self.high < self.chance and self.low < limit
+        return self.low > self.chance and self.high > limit
 
     @property
     def _reach(self) -> float:

@@ -156,6 +156,8 @@ def _held(threshold: Threshold, row: Measurement, faults: str, judged_by: Judge)
         raise UsageError(f"{threshold.text}: a higher {row.name} is {better}; use --{other}.")
     reason = row.unavailable or faults or row.unread
     reason = reason or (f"attack not adapted to {row.not_adapted_to}" if row.not_adapted_to else "")
+    if not reason and row.worse_than_chance:
+        reason = "worse than chance, so the answers do depend on the truth"
     if reason or row.value is None:
         said = f"{'unavailable' if row.value is None else 'not reliable'}: {reason}"
         return Check(threshold=threshold, row=name, outcome="error", said=said)

@@ -90,7 +90,8 @@ WORDS: Mapping[str, str] = {
     "leaks": "It also excludes the baseline plus a margin (.05 for AUC; the baseline again for hit rates).",
     "leaks strongly": "It lies half way or more from the baseline to a perfect attack.",
     "no leak shown": "The interval contains the baseline and nothing beyond the margin.",
-    "undecided": "The interval contains both the baseline and a leak, or the leak does not pass Holm's correction.",
+    "undecided": "The interval contains both the baseline and a leak, the leak does not pass Holm's correction, or "
+    "answers are wrong more often than the baseline.",
     "no evidence of protection": "The attack may not read the release, or ignores a defense: silence says nothing.",
     "not applicable": "The attack reads nothing that was sent, or nothing that this adversary sees or knows.",
     "could not run": "The attack applies, but lacks images, models or runs that it asks for: it says nothing.",

@@ -86,6 +86,7 @@ GONE = Measurement(
         ([membership(LOW, positive=[])], "membership.auc=1", "no positive control"),
         ([membership(replace(LOW, not_adapted_to="row-clip"))], "membership.auc=1", "not adapted to row-clip"),
         ([membership(replace(LOW, unread="reads no sums"))], "membership.auc=1", "reads no sums"),
+        ([membership(row("auc", 0.02, 0.0, 0.05, 0.5))], "membership.auc=.55", "worse than chance"),
         ([membership(GONE)], "membership.auc=1", "unavailable: too few images"),
         ([membership(LOW)], "linkage.top1=1", "linkage was not run"),
         ([membership(LOW)], "membership.top1=1", "has no row top1; it measured auc"),

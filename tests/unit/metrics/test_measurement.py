@@ -51,6 +51,37 @@ def test_the_words_of_a_verdict_carry_its_size(row: Measurement, words: str) -> 
     assert row.leaks == words.startswith("leaks")
 
 
+DEPENDS = "undecided: worse than chance, so the answers do depend on the truth"
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (measured("auc", 0.0, 0.02, 0.05, chance=0.5), DEPENDS),
+        (measured("exposed_auc", 0.3, 0.35, 0.4, chance=0.5), DEPENDS),
+        (measured("balanced_accuracy", 0.0, 0.01, 0.03, chance=1 / 7), DEPENDS),
+        (measured("accuracy", 0.0, 0.1, 0.3, chance=0.5), DEPENDS),
+        (measured("precision", 0.0, 0.0, 0.2, chance=0.5), DEPENDS),  # a list of the others
+        (measured("median_rank", 180.0, 190.0, 200.0, chance=100.5, higher_is="safe"), DEPENDS),
+        (measured("auc", 0.46, 0.475, 0.49, chance=0.5), "no leak shown"),  # within the margin
+        (measured("auc", 0.3, 0.41, 0.52, chance=0.5), "no leak shown"),  # contains chance
+        (measured("top1", 0.0, 0.001, 0.005, chance=0.01), "no leak shown"),  # a rare hit names nobody
+        (measured("mae", 1.2, 1.3, 1.4, chance=1.0, higher_is="safe"), "no leak shown"),  # a bad guess is one
+    ],
+)
+def test_answers_that_are_wrong_too_often_are_no_all_clear(row: Measurement, words: str) -> None:
+    assert (row.verdict, row.leaks) == (words, False)
+    assert row.worse_than_chance == (words == DEPENDS)
+
+
+def test_one_of_many_rows_is_worse_than_chance_by_chance() -> None:
+    row = replace(measured("auc", 0.3, 0.39, 0.48, chance=0.5), p_value=1.0, adjusted_p_value=1.0, family=100)
+
+    assert row.verdict == "undecided: worse than chance, but not after Bonferroni over 100 rows"
+    assert not row.worse_than_chance
+    assert replace(row, family=1).worse_than_chance
+
+
 def test_a_row_that_excludes_chance_by_itself_only_shows_no_leak() -> None:
     alone = measured("auc", 0.56, 0.6, 0.65, chance=0.5)
     corrected = replace(alone, p_value=0.004, adjusted_p_value=0.4, family=100)
