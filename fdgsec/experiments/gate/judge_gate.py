@@ -137,13 +137,14 @@ def _lacks(threshold: Threshold, result: AttackResult) -> str:
 
 
 def _faults(result: AttackResult) -> str:
-    """Why the rows of an attack are not reliable: a control that failed, or none that shows that it works."""
+    """Why an attack's rows are not enough: a control that failed, none that shows that it works, open questions."""
     failed = {kind: sum(not one.passed for one in found) for kind, found in result.controls.items()}
     said = [
         f"{count} of {len(result.controls[kind])} {kind} controls failed" for kind, count in failed.items() if count
     ]
     if not result.positive:
         said.append("no positive control shows that the attack works")
+    said += [f"{question} was not answered: {reason}" for question, reason in result.unanswered.items()]
     return "; ".join(said)
 
 

@@ -75,6 +75,7 @@ def test_a_measurement_of_which_more_is_safe_has_a_least_value(tmp_path: Path):
 GONE = Measurement(
     name="auc", value=None, low=None, high=None, chance=None, chance_kind="none", n=0, unavailable="too few images"
 )
+OPEN = replace(GONE, name="exposed_fraction", slice={"not answered": "rounds of 500 images each"})
 
 
 @pytest.mark.parametrize(
@@ -87,6 +88,7 @@ GONE = Measurement(
         ([membership(replace(LOW, not_adapted_to="row-clip"))], "membership.auc=1", "not adapted to row-clip"),
         ([membership(replace(LOW, unread="reads no sums"))], "membership.auc=1", "reads no sums"),
         ([membership(row("auc", 0.02, 0.0, 0.05, 0.5))], "membership.auc=.55", "worse than chance"),
+        ([membership(LOW, OPEN)], "membership.auc=.55", "rounds of 500 images each was not answered: too few images"),
         ([membership(GONE)], "membership.auc=1", "unavailable: too few images"),
         ([membership(LOW)], "linkage.top1=1", "linkage was not run"),
         ([membership(LOW)], "membership.top1=1", "has no row top1; it measured auc"),
