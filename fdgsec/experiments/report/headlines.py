@@ -50,60 +50,106 @@ _MEMBERS = "tells members from non-members, AUC {numbers}"
 _NEAREST = "draws pictures of which {rate} are nearest to the true image{among} ({numbers})"
 _CLOSER = "draws pictures closer to the true image than those drawn without its release, by {numbers}"
 _LINKED = "links two releases of the same client, {rate} of {n} ({numbers})"
+_LIKER = "draws pictures more like the true image than its controls are ({name} {numbers})"
 _PICTURES = (
     Choice(measurement="gallery_top1", where={"distance": "mse"}, says=_NEAREST),
     Choice(measurement="psnr_gain", where={"over": "B3"}, says=_CLOSER),
     Choice(measurement="psnr_gain", where={"over": "B0"}, says=_CLOSER),
-)
+    Choice(measurement="gallery_top1", says=_NEAREST),
+    Choice(measurement="gallery_top5", says="draws pictures of which {rate} have the true image among the five nearest "
+                                            "({numbers})"),
+    Choice(measurement="median_rank", says="draws pictures by which the true image is found, median rank {numbers}"),
+    *(Choice(measurement=f"{name}_gain", says=_LIKER) for name in ("psnr", "ssim", "perceptual_mini", "lpips_alex")),
+)  # fmt: skip
 _LABELS = "tells the class of an image within its domain, balanced accuracy {numbers}"
 _FULL = ("auxiliary",)  # rows of an adversary with fewer auxiliary images are weaker variants
+
+
+def _few(*without: str) -> tuple[Choice, ...]:
+    """Beside an AUC, members that are known almost for sure (an average over all members may hide them), and those
+    whose images were exposed."""
+    return (
+        Choice(measurement="tpr_at_1pct_fpr", without=without,
+               says="recognizes {rate} of members with 1% of false alarms ({numbers})"),
+        Choice(measurement="tpr_at_01pct_fpr", without=without,
+               says="recognizes {rate} of members with 0.1% of false alarms ({numbers})"),
+        Choice(measurement="exposed_auc", without=without, says=_MEMBERS),
+        Choice(measurement="exposed_tpr_at_1pct_fpr", without=without,
+               says="recognizes {rate} of the exposed members with 1% of false alarms ({numbers})"),
+    )  # fmt: skip
+
+
+def _found(what: str, *without: str) -> tuple[Choice, ...]:
+    """Beside a top-1 rate, weaker signs that `what` is found."""
+    return (
+        Choice(measurement="top5", without=without, says=f"has {what} among the five nearest, {{rate}} ({{numbers}})"),
+        Choice(measurement="median_rank", without=without, says=f"finds {what}, median rank {{numbers}}"),
+    )
+
 
 HEADLINES: Mapping[str, Headline] = {
     "set-reconstruction": Headline(question="who", choices=(
         Choice(measurement="exact_list", says="names every image of {hits} of {n} clients{among} ({numbers})"),
         Choice(measurement="precision", says="names a client's images{among}, precision {numbers}"),
         Choice(measurement="auc", says=_MEMBERS),
+        *_few(),
     )),
     "reidentification": Headline(question="who", choices=(
         Choice(measurement="top1", where={"rows": "as_if_released", "transform": "known"},
                says="finds the image behind {rate} of {n} styles{among} ({numbers})"),
         Choice(measurement="top1", says="finds the image behind {rate} of {n} styles{among} ({numbers})"),
+        *_found("the image behind a style"),
     )),
     "membership": Headline(question="who", choices=(
         Choice(measurement="auc", without=_FULL, says=_MEMBERS),
         Choice(measurement="exposed_auc", says=_MEMBERS),
+        *_few(*_FULL),
     )),
     "linkage": Headline(question="who", choices=(
         Choice(measurement="top1", without=("data", "noise", "matching"),
                says="links releases of the same client from different images, {rate} of {n} ({numbers})"),
         Choice(measurement="top1", without=("noise", "matching"), says=_LINKED),  # not: noise that the attack adds
+        Choice(measurement="median_rank", without=("noise",),
+               says="links two releases of the same client, median rank {numbers}"),
     )),
     "differencing": Headline(question="who", choices=(
         Choice(measurement="top1",
                says="finds the image that was added between two releases, {rate} of {n}{among} ({numbers})"),
         Choice(measurement="relative_error",
                says="recovers the style that was added between two releases, relative error {numbers}"),
+        *_found("the image that was added between two releases"),
     )),
     "pool-exposure": Headline(question="who", choices=(
         Choice(measurement="exposed_fraction", says="identifies {rate} of a client's images as published ({numbers})"),
         Choice(measurement="auc", says=_MEMBERS),
         Choice(measurement="relative_error", says="infers how many images a client has, relative error {numbers}"),
         Choice(measurement="median_rank", says="finds the image behind a row, median rank {numbers}"),
+        Choice(measurement="top1", says="finds the image behind {rate} of {n} rows{among} ({numbers})"),
+        *_found("the image behind a row"),
+        Choice(measurement="palette_emd_gain", says="tells an image's colors better than public images do, {numbers}"),
     )),
     "interpolation-leakage": Headline(question="who", choices=(
         Choice(measurement="auc", says="tells clients that took part from others, AUC {numbers}"),
         Choice(measurement="top1", says="tells which federation published a style, {rate} of {n} ({numbers})"),
+        *_few(),
+        Choice(measurement="median_rank", says="tells which federation published a style, median rank {numbers}"),
     )),
     "generator-leakage": Headline(question="who", choices=(
         Choice(measurement="auc", says=_MEMBERS),
+        *_few(),
+        Choice(measurement="balanced_accuracy", says="tells the domain of a generator, balanced accuracy {numbers}"),
+        Choice(measurement="accuracy", says="tells the domain of a generator, {rate} of {n} ({numbers})"),
+        *_PICTURES,
     )),
     "model-membership": Headline(question="who", choices=(
         Choice(measurement="auc", without=("set",), says=_MEMBERS),
         Choice(measurement="auc", says="tells sets of members from sets of non-members, AUC {numbers}"),
+        *_few(),
     )),
     "label-inference": Headline(question="what", choices=(
         Choice(measurement="balanced_accuracy", where={"rows": "as_if_released"}, without=_FULL, says=_LABELS),
         Choice(measurement="balanced_accuracy", without=_FULL, says=_LABELS),
+        Choice(measurement="accuracy", without=_FULL, says="tells the class of {rate} of {n} images ({numbers})"),
     )),
     "property-inference": Headline(question="what", choices=(
         Choice(measurement="auc", without=_FULL, says="tells which classes or domains a client has, AUC {numbers}"),
@@ -111,17 +157,28 @@ HEADLINES: Mapping[str, Headline] = {
     )),
     "domain-inference": Headline(question="what", choices=(
         Choice(measurement="balanced_accuracy", without=_FULL, says="tells the domain, balanced accuracy {numbers}"),
+        Choice(measurement="accuracy", without=_FULL, says="tells the domain of {rate} of {n} releases ({numbers})"),
     )),
     "inter-client": Headline(question="what", choices=(
         Choice(measurement="balanced_accuracy", says="tells classes of others' images, balanced accuracy {numbers}"),
         Choice(measurement="top1", says="finds the image behind other clients' rows, {rate} of {n}{among} ({numbers})"),
+        Choice(measurement="accuracy", says="tells the class of {rate} of {n} images of others ({numbers})"),
+        *_found("the image behind another client's row"),
         *_PICTURES,
     )),
-    "style-inversion": Headline(question="look", choices=_PICTURES),
+    "style-inversion": Headline(question="look", choices=(
+        *_PICTURES,
+        Choice(measurement="auc", says="tells members from non-members by a picture, AUC {numbers}"),
+        *_few(),
+    )),
     "optimization-inversion": Headline(question="look", choices=_PICTURES),
     "gradient-inversion": Headline(question="look", choices=(
         *_PICTURES,
         Choice(measurement="mae", says="estimates a batch's classes, mean error {numbers}"),
+        Choice(measurement="balanced_accuracy", says="tells the class of an image, balanced accuracy {numbers}"),
+        Choice(measurement="accuracy", says="tells the class of {rate} of {n} images ({numbers})"),
+        Choice(measurement="top1", says="finds the image behind a step, {rate} of {n}{among} ({numbers})"),
+        *_found("the image behind a step"),
     )),
     "poisoning": Headline(question="harm", choices=(
         Choice(measurement="honest_accuracy_drop", says="lowers the accuracy of honest clients' models by {numbers}"),
@@ -129,6 +186,26 @@ HEADLINES: Mapping[str, Headline] = {
     )),
 }  # fmt: skip
 """By attack. The attacks of a question stand in the order in which they answer it."""
+LEFT_OUT: Mapping[str, Mapping[str, str]] = {
+    "": {name: "the gain over B3 is the same comparison" for name in ("psnr", "ssim", "perceptual_mini", "lpips_alex")},
+    "style-inversion": {
+        name: "classes are told from styles and from control pictures too; label-inference is asked for them"
+        for name in ("balanced_accuracy", "accuracy")
+    },
+    "membership": {"exposed_fraction": "a share that was released, without a verdict"},
+    "poisoning": {"accuracy": "honest_accuracy_drop is the difference of the two"},
+}
+"""Judged measurements that stand for no attack ("": for none that has them), and why. One that is flagged still takes
+the all-clear away from its attack (findings.Finding)."""
+DESCRIPTIVE = (
+    "one_candidate_auc", "d_eff", "between_client_sd", "verbatim_fraction", "influence", "largest_influence",
+    "outlier_influence", "clients_in_pairs", "clusters", "smallest_cluster", "largest_cluster", "singleton_clusters",
+    "largest_source_fraction", "expected_exposed_fraction", "distinct_fraction", "palette_emd", "lag1_autocorrelation",
+    "lag1_p_value", "recognized_public", "style_residual", "converged_fraction", "restart_spread", "restart_share",
+    "reference_accuracy", "gradient_distance", "refused", "not_finite", "displacement", "forger_weight", "picked_share",
+    "picked_in_cluster", "majority_share", "fid", "kid", "inception_score", "log_inception_score",
+)  # fmt: skip
+"""Measurements without a verdict, by name; distances of sets of images by other networks are descriptive too."""
 
 
 def chosen(attack: str, rows: Sequence[Measurement]) -> tuple[Measurement, Choice] | None:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from fdgsec.experiments.attack_measurements import MEASUREMENTS
 from fdgsec.experiments.report.findings import Findings, findings_of
-from fdgsec.experiments.report.headlines import HEADLINES
+from fdgsec.experiments.report.headlines import DESCRIPTIVE, HEADLINES, LEFT_OUT
 from fdgsec.experiments.report.schema import AttackReport, AttackResult
 from fdgsec.experiments.report.stored import report_of
 from fdgsec.experiments.report.words import percent, rate, short
@@ -64,6 +65,16 @@ WIDE = row("top1", 0.1, 0.0, 0.4, 1 / 30)
 def test_every_attack_has_a_question_and_every_question_a_declared_order():
     assert set(HEADLINES) == set(ATTACKS)
     assert all(headline.choices for headline in HEADLINES.values())
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_every_judged_measurement_of_an_attack_can_stand_for_it_or_says_why_not(attack: str):
+    chosen = {choice.measurement for choice in HEADLINES[attack].choices}
+    reasons = {**LEFT_OUT[""], **LEFT_OUT.get(attack, {})}
+
+    judged = [name for name in MEASUREMENTS[attack] if not name.startswith(("frechet_", "kernel_"))]
+    assert set(judged) <= chosen | set(reasons) | set(DESCRIPTIVE)
+    assert not chosen & (set(reasons) | set(DESCRIPTIVE))
 
 
 def test_a_leak_is_said_in_one_sentence_with_what_was_sent_who_reads_it_effect_interval_and_baseline():
