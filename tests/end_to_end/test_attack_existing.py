@@ -11,6 +11,7 @@ import pytest
 import fdgsec
 from fdgsec.cli import main
 from fdgsec.experiments.attack_measurements import MEASUREMENTS
+from fdgsec.experiments.report.headlines import DESCRIPTIVE
 from tests.support.own_vectors import own
 
 SMALL = ["--dataset", "shapes", "--per-domain", "210", "--image-size", "16", "--encoder", "pixels"]
@@ -63,6 +64,7 @@ def test_a_run_that_left_roles_aside_is_attacked_to_the_same_numbers(target: str
     assert again.environment["notes"] == ""
     for attack in one:
         assert {row["name"] for row in attack["measurements"]} <= set(MEASUREMENTS[attack["name"]])
+        assert {row["verdict"] for row in attack["measurements"] if row["name"] in DESCRIPTIVE} <= {"descriptive"}
 
 
 def test_a_training_run_is_attacked_from_the_command_line(

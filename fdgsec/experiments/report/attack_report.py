@@ -220,8 +220,8 @@ def _cells(what: str, attack: str, finding: Finding | None, verdict: str = "") -
         "what": what, "attack": f"{attack}: {MEASURE_WORDS.get(row.name, row.name)}",
         "value": "" if row.value is None else rate(row.value),
         "interval": "" if row.low is None or row.high is None else f"[{short(row.low)}, {short(row.high)}]",
-        "baseline": "" if row.chance is None else rate(row.chance), "verdict": finding.verdict,
-        "css": css_of(finding.verdict),
+        "baseline": "" if row.chance is None else rate(row.chance), "verdict": verdict or finding.verdict,
+        "css": css_of(verdict or finding.verdict),
     }  # fmt: skip
 
 

@@ -3,7 +3,8 @@
 Nothing is chosen by the size of its value: `headlines` orders the rows that may stand for an attack, of which the first
 that is flagged does, else the first, and an answer is that of the first attack of its question that is flagged, else of
 the first that ran. "Flagged" is after Holm's correction over all rows of the report, so that the choice adds no false
-alarms. A flagged row whose negative control failed counts for nothing."""
+alarms. A flagged row whose negative control failed counts for nothing. A question is cleared ("no leak shown") only
+where every attack of it shows none, in whatever it judged."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ ORDER = tuple(HEADLINES)
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """The row that stands for one attack, and how many of the attack's rows are flagged.
+    """The row that stands for one attack, and how many of the attack's rows are flagged, or worse than chance.
 
     `alike` counts the rows of the same measurement that differ in domain and size alone, `faults` are
     the failed controls in words; `spoiled` says that one of them is negative or through the target."""
@@ -49,6 +50,7 @@ class Finding:
     alike_flagged: int
     judged: int
     flagged: int
+    worse: int
     faults: tuple[str, ...]
     spoiled: bool
 
@@ -63,17 +65,23 @@ class Finding:
 
     @property
     def verdict(self) -> str:
-        """The row's verdict, or why it counts for nothing."""
-        return f"unreliable: {'; '.join(self.faults)}" if self.spoiled and self.row.leaks else self.row.verdict
+        """The row's verdict, or why it counts for nothing: a failed control, or what the attack's other rows say."""
+        if self.spoiled and self.row.leaks:
+            return f"unreliable: {'; '.join(self.faults)}"
+        if self.row.verdict == NO_LEAK and self.flagged + self.worse:
+            counted = {"flagged": self.flagged, "worse than chance": self.worse}
+            others = [f"{n} of {self.judged - 1} other measurements are {what}" for what, n in counted.items() if n]
+            return f"undecided: {'; '.join(others)}"
+        return self.row.verdict
 
     @property
     def size(self) -> str:
         """The verdict's first words: leaks strongly, leaks, leaks slightly, undecided, no leak shown, ..."""
-        if self.row.leaks or self.row.verdict.startswith(NO_LEAK):
+        if self.row.leaks or self.verdict == NO_LEAK:
             return self.verdict.partition(":")[0]
         if self.row.not_adapted_to and "not adapted" in self.row.verdict:
             return "attack not adapted"
-        return "undecided" if self.row.verdict.startswith("undecided") else "no evidence"
+        return "undecided" if self.verdict.startswith("undecided") else "no evidence"
 
     @property
     def phrase(self) -> str:
@@ -97,7 +105,7 @@ class Answer:
     findings: tuple[Finding, ...]
     reason: str = ""
     lacking: str = ""
-    """Which of its attacks could not run, failed or left something open, in words; beside them nothing is cleared."""
+    """Which of its attacks could not run, failed or left something open, in words."""
 
     @property
     def asks(self) -> str:
@@ -111,21 +119,28 @@ class Answer:
 
     @property
     def verdict(self) -> str:
-        """The lead's verdict; without a finding "not applicable", "could not run", "not run" or "failed"."""
+        """The lead's verdict, or what keeps the question from being cleared; without a finding "not applicable",
+        "could not run", "not run" or "failed"."""
         if self.lead is None:
             return self.reason
-        return f"undecided: {self.lacking}" if self._open else self.lead.verdict
+        return f"undecided: {self.doubts}" if self._doubted else self.lead.verdict
 
     @property
     def size(self) -> str:
         """The first words of the verdict."""
         if self.lead is None:
             return self.reason
-        return "undecided" if self._open else self.lead.size
+        return "undecided" if self._doubted else self.lead.size
 
     @property
-    def _open(self) -> bool:
-        return bool(self.lacking) and self.lead is not None and self.lead.size == NO_LEAK
+    def doubts(self) -> str:
+        """Why the question is not cleared though an attack shows no leak: what others found, and those that lack."""
+        others = [f"{one.attack} ({one.verdict})" for one in self.findings if one.size != NO_LEAK]
+        return "; ".join(filter(None, [*others, self.lacking]))
+
+    @property
+    def _doubted(self) -> bool:
+        return self.lead is not None and self.lead.size == NO_LEAK and bool(self.doubts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,6 +187,7 @@ def finding_of(result: AttackResult) -> Finding | None:
     return Finding(
         attack=result.name, row=row, choice=choice, alike=len(alike),
         alike_flagged=sum(each.leaks for each in alike), judged=len(judged), flagged=sum(each.leaks for each in judged),
+        worse=sum(each.worse_than_chance for each in judged if each is not row),
         faults=tuple(
             f"{count} of {len(result.controls[kind])} {kind.replace('-', ' ')} controls failed"
             for kind, count in failed.items() if count

@@ -93,10 +93,10 @@ def _bar(what: str, finding: Finding | None, verdict: str) -> Mapping[str, objec
         return {
             "what": what, "attack": "", "strip": None, "note": "", "verdict": verdict, "css": "open", "numbers": "",
         }  # fmt: skip
-    row, css = finding.row, css_of(finding.verdict)
+    row, css = finding.row, css_of(verdict)
     return {
         "what": what, "attack": f"{finding.attack}, {MEASURE_WORDS.get(row.name, row.name)}",
-        "strip": bar_of(row, css), "note": "not on the axis from 0 to 1", "verdict": finding.verdict, "css": css,
+        "strip": bar_of(row, css), "note": "not on the axis from 0 to 1", "verdict": verdict, "css": css,
         "numbers": numbers(row),
     }  # fmt: skip
 

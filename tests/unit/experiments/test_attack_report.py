@@ -149,6 +149,18 @@ def test_in_a_notebook_a_report_begins_with_its_sentence_and_has_a_row_for_each_
     assert "leaks strongly" in Reader(report()["membership"]._repr_html_()).text
 
 
+def test_in_a_notebook_no_question_is_clear_where_an_attack_of_it_is_undecided():
+    calm = replace(report().attacks[0], figures=[], measurements=[replace(row(0.5), low=0.49, high=0.52)])
+    wide = replace(
+        calm, name="differencing", measurements=[replace(row(0.1), name="top1", low=0.0, high=0.4, chance=0.03)]
+    )
+
+    text = Reader(report(attacks=[calm, wide])._repr_html_()).text
+
+    assert "undecided: differencing (undecided: the interval reaches 0.4)" in text
+    assert "no leak shown" not in text
+
+
 def test_what_others_named_is_escaped_in_a_notebook():
     text = report(target="<script>alert(1)</script>")._repr_html_()
 

@@ -179,7 +179,7 @@ def test_intervals_that_reach_a_leak_are_undecided_and_never_no():
         "Undecided for ccst-overall on pacs, encoder vgg19; membership AUC .51 [.49, .53], baseline .50; not decided by "
         "linkage."
     )
-    assert verdicts(findings)["who"] == "no leak shown"
+    assert verdicts(findings)["who"] == "undecided: linkage (undecided: the interval reaches 0.4)"
 
 
 def test_no_leak_shown_is_said_only_where_every_attack_shows_none():
@@ -192,10 +192,54 @@ def test_no_leak_shown_is_said_only_where_every_attack_shows_none():
 def test_a_flagged_row_beside_a_calm_headline_is_not_hidden():
     other = row("exposed_auc", 0.9, 0.8, 1.0, 0.5)
 
-    said = found(done("label-inference", replace(CALM, name="balanced_accuracy"), other)).sentence
+    findings = found(done("label-inference", replace(CALM, name="balanced_accuracy"), other))
 
-    assert said.startswith("Undecided for ccst-overall")
-    assert "1 of 1 other measurements are flagged" in said
+    assert findings.sentence.startswith("Undecided for ccst-overall")
+    assert "1 of 1 other measurements are flagged" in findings.sentence
+    assert verdicts(findings)["what"] == "undecided: 1 of 1 other measurements are flagged"
+
+
+def test_members_that_are_known_almost_for_sure_are_no_average():
+    rate = row("tpr_at_1pct_fpr", 0.6, 0.55, 0.65, 0.01)
+
+    findings = found(done("membership", CALM, rate))
+
+    assert verdicts(findings)["who"] == "leaks strongly"
+    assert "recognizes 60% of members with 1% of false alarms" in findings.sentence
+
+
+NO_EVIDENCE = replace(MEMBERS, value=0.5, low=0.48, high=0.52, unread="1 of the attack's 1 positive controls failed")
+
+
+@pytest.mark.parametrize(
+    ("second", "reason"),
+    [
+        (done("membership", replace(MEMBERS, low=0.3, high=0.95)), "undecided: the interval reaches 0.95"),
+        (done("membership", NO_EVIDENCE), f"{NO_EVIDENCE.unread}: no evidence of protection"),
+        (
+            done("membership", MEMBERS, negative=[control(passed=False)]),
+            "unreliable: 1 of 1 negative controls failed",
+        ),
+        (
+            done("membership", CALM, replace(CALM, value=0.02, low=0.0, high=0.05, slice={"domain": "sketch"})),
+            "undecided: 1 of 1 other measurements are worse than chance",
+        ),
+    ],
+)
+def test_a_question_is_cleared_only_where_every_attack_of_it_shows_no_leak(second: AttackResult, reason: str):
+    findings = found(done("set-reconstruction", CALM), second)
+
+    answer = findings.answers[0]
+    assert (answer.verdict, answer.size) == (f"undecided: membership ({reason})", "undecided")
+    assert not findings.sentence.startswith("No leak shown")
+
+
+def test_the_reasons_against_an_all_clear_stand_side_by_side():
+    findings = found(done("membership", CALM), done("linkage", WIDE), STOPPED)
+
+    assert verdicts(findings)["who"] == (
+        "undecided: linkage (undecided: the interval reaches 0.4); set-reconstruction could not run"
+    )
 
 
 @pytest.mark.parametrize("calm", [CALM, replace(CALM, value=0.5, low=0.3, high=0.7)])

@@ -72,6 +72,15 @@ def test_the_first_text_after_the_heading_is_the_answer():
     assert page.text.index(findings_of(attacked()).sentence) < page.text.index("Threat model")
 
 
+def test_no_bar_of_a_question_is_clear_where_an_attack_of_it_is_undecided():
+    calm = replace(attacked().attacks[0], measurements=[row("auc", 0.5, 0.49, 0.52, 0.5)])
+    wide = replace(calm, name="linkage", figures=(), measurements=[row("top1", 0.1, 0.0, 0.4, 0.03)])
+
+    text = read(render(attacked(attacks=[calm, wide]))).text
+
+    assert text.count("undecided: linkage (undecided: the interval reaches 0.4)") == 2  # the answer, and its section
+
+
 @pytest.mark.parametrize("report", [attacked(), trained()], ids=["attack", "train"])
 def test_every_link_has_an_anchor_and_every_anchor_is_unique(report: AttackReport):
     page = read(render(report))
