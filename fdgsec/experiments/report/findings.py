@@ -40,7 +40,8 @@ ORDER = tuple(HEADLINES)
 class Finding:
     """The row that stands for one attack, and how many of the attack's rows are flagged, or worse than chance.
 
-    `alike` counts the rows of the same measurement that differ in domain and size alone, `faults` are
+    `alike` counts the rows of the same measurement that differ in domain and size alone, `alike_open` those of them
+    that neither are flagged nor show no leak, `faults` are
     the failed controls in words; `spoiled` says that one of them is negative or through the target."""
 
     attack: str
@@ -48,6 +49,7 @@ class Finding:
     choice: Choice
     alike: int
     alike_flagged: int
+    alike_open: int
     judged: int
     flagged: int
     worse: int
@@ -68,11 +70,17 @@ class Finding:
         """The row's verdict, or why it counts for nothing: a failed control, or what the attack's other rows say."""
         if self.spoiled and self.row.leaks:
             return f"unreliable: {'; '.join(self.faults)}"
-        if self.row.verdict == NO_LEAK and self.flagged + self.worse:
-            counted = {"flagged": self.flagged, "worse than chance": self.worse}
-            others = [f"{n} of {self.judged - 1} other measurements are {what}" for what, n in counted.items() if n]
-            return f"undecided: {'; '.join(others)}"
+        if self.row.verdict == NO_LEAK and self._contradicted:
+            return f"undecided: {self._contradicted}"
         return self.row.verdict
+
+    @property
+    def _contradicted(self) -> str:
+        """What other rows of the attack say that is no all-clear."""
+        counted = {"flagged": self.flagged, "worse than chance": self.worse}
+        others = [f"{n} of {self.judged - 1} other measurements are {what}" for what, n in counted.items() if n]
+        alike = f"{self.alike_open} of {self.alike} domains and sizes are not decided" if self.alike_open else ""
+        return "; ".join(filter(None, [*others, alike]))
 
     @property
     def size(self) -> str:
@@ -186,7 +194,9 @@ def finding_of(result: AttackResult) -> Finding | None:
     failed = {kind: sum(not one.passed for one in controls) for kind, controls in result.controls.items()}
     return Finding(
         attack=result.name, row=row, choice=choice, alike=len(alike),
-        alike_flagged=sum(each.leaks for each in alike), judged=len(judged), flagged=sum(each.leaks for each in judged),
+        alike_flagged=sum(each.leaks for each in alike),
+        alike_open=sum(not (each.leaks or each.worse_than_chance or each.verdict == NO_LEAK) for each in alike),
+        judged=len(judged), flagged=sum(each.leaks for each in judged),
         worse=sum(each.worse_than_chance for each in judged if each is not row),
         faults=tuple(
             f"{count} of {len(result.controls[kind])} {kind.replace('-', ' ')} controls failed"

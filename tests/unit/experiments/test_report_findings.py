@@ -234,6 +234,14 @@ def test_a_question_is_cleared_only_where_every_attack_of_it_shows_no_leak(secon
     assert not findings.sentence.startswith("No leak shown")
 
 
+def test_an_attack_that_clears_one_domain_and_leaves_another_open_clears_none():
+    calm, wide = (replace(MEMBERS, value=0.5, low=0.5 - half, high=0.5 + half) for half in (0.02, 0.3))
+    findings = found(done("membership", calm, replace(wide, slice={"domain": "sketch", "n_per_client": 500})))
+
+    assert verdicts(findings)["who"] == "undecided: 1 of 2 domains and sizes are not decided"
+    assert findings.sentence.startswith("Undecided")
+
+
 def test_the_reasons_against_an_all_clear_stand_side_by_side():
     findings = found(done("membership", CALM), done("linkage", WIDE), STOPPED)
 
