@@ -2,8 +2,8 @@
 needed.
 
 An attack measures hundreds of rows; a sweep follows one of each. Kept is what tables and figures are drawn from: the
-followed row with its neighbors (likelihood ratio, expectation), the spread between clients, and which controls
-failed."""
+followed row with its neighbors (likelihood ratio, expectation), that of linkage for every population, the spread
+between clients, and which controls failed."""
 
 import json
 import math
@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fdgsec.experiments.sweep.tables import SPREAD, followed_rows, kin
+from fdgsec.experiments.sweep.hidden_clients import ATTACK, alike, kin
+from fdgsec.experiments.sweep.tables import SPREAD, followed_rows
 from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.errors import DataError
 from fdgsec.runtime.untrusted_text import read_json_object
@@ -74,7 +75,7 @@ def slimmed(points: Mapping[str, Point]) -> dict[str, Point]:
 
 def _slim(attack: Point, followed: Point | None, *, bare: bool) -> dict[str, Any]:
     rows = attack["measurements"]
-    asked = [row for row in rows if (bare and row["name"] == SPREAD) or _asked(row, followed)]
+    asked = [row for row in rows if (bare and row["name"] == SPREAD) or _asked(row, followed, attack["name"])]
     kept = [{key: row[key] for key in ROW} for row in asked]
     return {
         "name": attack["name"], "status": attack["status"], "reason": attack["reason"],
@@ -82,10 +83,11 @@ def _slim(attack: Point, followed: Point | None, *, bare: bool) -> dict[str, Any
     }  # fmt: skip
 
 
-def _asked(row: Point, followed: Point | None) -> bool:
-    """Whether a row is the followed one, or one that is read in its place or beside it."""
+def _asked(row: Point, followed: Point | None, attack: str) -> bool:
+    """Whether a row is the followed one, or one that is read in its place or beside it; linkage of any population."""
     return followed is not None and any(
-        row["name"] == name and row["slice"] == where for name, where in kin(followed["name"], followed["slice"])
+        alike(row, name, where) if attack == ATTACK else row["name"] == name and row["slice"] == where
+        for name, where in kin(followed["name"], followed["slice"])
     )
 
 

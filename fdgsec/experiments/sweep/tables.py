@@ -9,32 +9,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from scipy import stats
-from sklearn.isotonic import IsotonicRegression
 
 from fdgsec.experiments.bench.tables import mean_of, traffic_mean
 from fdgsec.experiments.report.accuracy import own_domain_accuracy
 from fdgsec.experiments.report.findings import PROCEDURAL
 from fdgsec.experiments.report.text_tables import markdown_table
+from fdgsec.experiments.sweep.hidden_clients import ATTACK, FACTOR, NEAREST_ROW, POPULATION, hidden, kin, populations
 from fdgsec.metrics.measurement import BOUNDED
 from fdgsec.privacy.ledger import epsilon_text, review_mark
 from fdgsec.runtime.csv_cells import csv_text
 
 Row = Mapping[str, Any]
-NEAREST_ROW = "nearest row"
-"""Linkage by the two most alike rows, which are compared through the defense's noise."""
 SPREAD = "between_client_sd"
 """The row of linkage that says how far clients lie apart."""
-FACTOR = 2.0
-"""A client counts as hidden where linkage finds it less than this many times as often as chance."""
 
 
 def summary(points: Sequence[Row]) -> dict[str, Any]:
     """Sort finished points into curves.
 
     `followed` says which row of each attack is meant; `privacy` and `accuracy` have a point per value, the undefended
-    one (value None) first where it is finished; `rising` says that larger values are stronger, `hidden` at which value
-    linkage falls under twice chance, `codes` by how many versions of this code the points were made, and `versions`
-    which and how many by each."""
+    one (value None) first where it is finished, with linkage of every population (`linked`); `rising` says that larger
+    values are stronger, `hidden` at which value linkage falls under twice chance in all of them, `codes` by how many
+    versions of this code the points were made, and `versions` which and how many by each."""
     private = sorted((point for point in points if point["kind"] == "privacy"), key=_place)
     bare = next((point for point in private if point["value"] is None), None)
     followed = {} if bare is None else followed_rows(bare)
@@ -43,6 +39,7 @@ def summary(points: Sequence[Row]) -> dict[str, Any]:
             "value": point["value"], "guarantees": point["guarantees"],
             "rows": {name: _same(point, name, row) for name, row in followed.items()},
             "expected": {name: _expected(point, name, row) for name, row in followed.items()},
+            "linked": populations(point, followed.get(ATTACK)),
         }
         for point in private
     ]  # fmt: skip
@@ -53,7 +50,7 @@ def summary(points: Sequence[Row]) -> dict[str, Any]:
     return {
         "followed": {name: {"measurement": row["name"], "slice": row["slice"]} for name, row in followed.items()},
         "skipped": skipped, "between_client_sd": None if bare is None else _spread(bare), "privacy": privacy,
-        "accuracy": accuracy, "rising": rising, "hidden": hidden(privacy, accuracy),
+        "accuracy": accuracy, "rising": rising, "hidden": hidden(privacy, accuracy, rising=rising),
         "controls": {"failed": sum(_failed(point) for point in private), "points": len(private)},
         "environment": points[0]["environment"] if points else {},
         "codes": len(versions), "versions": dict(versions),
@@ -81,27 +78,6 @@ def strongest(rows: Sequence[Row]) -> Row | None:
         )
     ]
     return max(judged, key=lambda row: (row["low"] - row["chance"]) / max(1 - row["chance"], 1e-9), default=None)
-
-
-def hidden(privacy: Sequence[Row], accuracy: Sequence[Row]) -> dict[str, Any] | None:
-    """The mildest value at which linkage is below FACTOR times chance, and the accuracy at that value.
-
-    With some tens of clients, one link is a multiple of chance; therefore linkage is the isotonic fit over all values,
-    in which stronger defenses never increase it. The accuracy is that of the mildest measured value at least as strong.
-    None if linkage was not measured; the value is None if linkage never falls below."""
-    curve = [(point["value"], point["rows"].get("linkage")) for point in privacy if point["value"] is not None]
-    curve.sort(key=lambda pair: pair[0], reverse=not grows_stronger(privacy))
-    found = [(value, row) for value, row in curve if row is not None and row["value"] is not None]
-    if not found:
-        return None
-    falling = IsotonicRegression(increasing=False).fit_transform(range(len(found)), [row["value"] for _, row in found])
-    first = next((n for n, (_, row) in enumerate(found) if falling[n] < FACTOR * row["chance"]), None)
-    if first is None:
-        return {"value": None, "factor": FACTOR, "accuracy": None}
-    value, row = found[first]
-    as_strong = [each for each, _ in curve[curve.index(found[first]) :]]
-    cost = [point for each in as_strong for point in accuracy if point["value"] == each]
-    return {"value": value, "factor": FACTOR, "linkage": dict(row), "accuracy": dict(cost[0]) if cost else None}
 
 
 def grows_stronger(privacy: Sequence[Row]) -> bool:
@@ -188,12 +164,6 @@ def _same(point: Row, attack: str, row: Row) -> Row | None:
     return None if found is None else {key: found[key] for key in ("value", "low", "high", "chance", "n", "verdict")}
 
 
-def kin(name: str, where: Mapping[str, Any]) -> tuple[tuple[str, Row], tuple[str, Row], tuple[str, Row]]:
-    """The names and slices that belong to a followed row: by likelihood ratio, the row itself, and what is expected."""
-    weighed, law = {**where, "distance": "likelihood ratio"}, {**where, "line": "rehearsal"}
-    return (name, weighed), (name, where), ("one_candidate_auc", law)
-
-
 def _found(point: Row, attack: str, wanted: tuple[str, Row]) -> Row | None:
     rows = (other for each in point["attacks"] if each["name"] == attack for other in each["measurements"])
     return next((other for other in rows if (other["name"], other["slice"]) == wanted), None)
@@ -274,7 +244,7 @@ def cells_of(found: Row) -> tuple[list[str], list[list[str]]]:
 
 def notes(found: Row) -> list[str]:
     """The verdict, what the epsilons are stated for, and what is to be known about the points."""
-    said = [verdict(found), *_promises(found)]
+    said = [verdict(found), *_reserved(found), *_promises(found)]
     if any(point["score"]["n"] == 1 and point["score"]["low"] is not None for point in found["accuracy"]):
         said.append("An accuracy of one seed has the 95% interval over its test images; other seeds vary more.")
     if found["controls"]["failed"]:
@@ -285,6 +255,24 @@ def notes(found: Row) -> list[str]:
             f"The points were made by {found['codes']} versions of the code: make them anew in another folder. By "
             f"code_sha256, with how many points: {each}."
         )
+    return said
+
+
+def _reserved(found: Row) -> list[str]:
+    """What the verdict about linkage leaves out: values at which it is no evidence, and populations."""
+    crossing, said = found["hidden"], []
+    if crossing is None:
+        return []
+    reasons: dict[str, list[str]] = {}
+    for each in crossing.get("no_evidence", ()):
+        reasons.setdefault(each["reason"], []).append(named(each["value"]))
+    for reason, values in reasons.items():
+        where = f"{found['option']} = {', '.join(values)}"
+        said.append(f"Linkage under {FACTOR:g} times chance is no evidence at {where}: {reason}.")
+    if crossing.get("populations", 1) == 1:
+        where = found["followed"][ATTACK]["slice"]
+        only = ", ".join(f"{key} {where[key]}" for key in POPULATION if key in where)
+        said.append(f"Linkage is that of one population alone{f' ({only})' if only else ''}.")
     return said
 
 
@@ -325,9 +313,18 @@ def _hidden(found: Row) -> str:
     crossing = found["hidden"]
     if crossing is None:
         return "Linkage was not measured."
+    left_out = crossing.get("no_evidence", ())
+    measured = [each for each in found["privacy"] if each["value"] is not None]
     if crossing["value"] is None:
-        return f"Linkage stays at {FACTOR:g} times chance or more at every value."
-    where = f"Linkage falls under {FACTOR:g} times chance at {found['option']} = {named(crossing['value'])}"
+        if left_out and len(left_out) == len(measured):
+            return f"Linkage is no evidence at any value ({left_out[0]['reason']})."
+        rest = f"of the {len(measured) - len(left_out)} values at which it is evidence" if left_out else "value"
+        return f"Linkage stays at {FACTOR:g} times chance or more at every {rest}."
+    row, several = crossing["linkage"], crossing.get("populations", 1)
+    numbers = f"{shown(row)}, chance {row['chance']:.3f}" + (
+        f", largest of {several} populations" if several > 1 else ""
+    )
+    where = f"Linkage falls under {FACTOR:g} times chance at {found['option']} = {named(crossing['value'])} ({numbers})"
     cost = crossing["accuracy"]
     if not found["accuracy"]:
         return f"{where}."

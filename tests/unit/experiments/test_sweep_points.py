@@ -81,6 +81,18 @@ def test_what_was_left_out_is_counted_and_controls_that_failed_are_kept():
     assert skipped["reason"] == "reads other things"
 
 
+def test_linkage_is_kept_of_every_population():
+    given = points()
+    for point in given.values():
+        for each in point["attacks"][:1]:
+            each["measurements"].append(row("top1", 0.9, distance="plain", domain="sketch"))
+
+    kept = slimmed(given)["privacy/0.1"]["attacks"][0]["measurements"]
+
+    assert [one["slice"]["domain"] for one in kept] == ["photo", "photo", "sketch"]
+    assert document(slimmed(given)) == document(given)
+
+
 def test_a_file_shrinks_once_and_stays_readable(tmp_path: Path):
     path = tmp_path / "points.json"
     store(path, points())

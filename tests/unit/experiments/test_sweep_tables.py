@@ -1,6 +1,7 @@
 """What a sweep found: which row it follows, which way is stronger, and where it says that clients are hidden."""
 
 import math
+from typing import Any
 
 import pytest
 
@@ -64,7 +65,9 @@ def test_clients_are_hidden_where_the_isotonic_fit_of_falling_linkage_is_under_t
     assert crossing["value"] == 5.0  # .05 at 1 and .3 at 2 average to .175, over 2/30
     assert crossing["accuracy"]["value"] == 10.0  # the mildest measured one as strong
     assert crossing["accuracy"]["difference"]["value"] == pytest.approx(-0.2)
-    assert "at scale = 5; at 10 the accuracy is 45.0%, -20.0 points [-20.0, -20.0] against no defense" in verdict(found)
+    assert "at scale = 5 (0.020 [0.000, 0.120], chance 0.033); at 10 the accuracy is 45.0%, -20.0 points" in verdict(
+        found
+    )
 
 
 def test_an_accuracy_of_one_seed_is_as_sure_as_its_test_images_allow_and_of_several_as_their_spread():
@@ -147,8 +150,62 @@ def test_epsilons_stand_with_their_relation_delta_and_unit_and_whether_anybody_c
 def test_linkage_that_never_falls_is_said_to_stay():
     found = curve({None: 1.0, 0.1: 0.9, 1.0: 0.8})
 
-    assert found["hidden"] == {"value": None, "factor": 2.0, "accuracy": None}
+    assert (found["hidden"]["value"], found["hidden"]["accuracy"]) == (None, None)
     assert verdict({**found, "dataset": "pacs"}) == "Linkage stays at 2 times chance or more at every value."
+
+
+BLIND = "attack not adapted to my-noise: no evidence of protection"
+
+
+def of_domains(
+    value: float | None, photo: float, sketch: float, verdict: str = "leaks", **where: str
+) -> dict[str, Any]:
+    """A point with linkage in two domains; the verdict is that of photo."""
+    rows = [row("top1", photo, verdict=verdict, **where), row("top1", sketch, **{"domain": "sketch", **where})]
+    return private(value, measured("linkage", rows))
+
+
+def test_clients_are_hidden_only_where_no_population_is_linked():
+    points = [of_domains(None, 1.0, 0.97), of_domains(0.1, 0.03, 0.9), of_domains(1.0, 0.0, 0.8)]
+
+    assert summary(points)["hidden"]["value"] is None
+    found = summary([*points, of_domains(5.0, 0.0, 0.05)])
+    assert (found["hidden"]["value"], found["hidden"]["populations"]) == (5.0, 2)
+    assert found["hidden"]["linkage"]["population"] == {"domain": "sketch"}
+    text = markdown({"option": "scale", "dataset": "pacs", **found})
+    assert "scale = 5 (0.050 [0.000, 0.150], chance 0.033, largest of 2 populations)." in text
+    assert "one population" not in text
+
+
+def test_every_population_is_compared_by_the_likelihood_ratio_where_there_is_one():
+    noisy = of_domains(1.0, 0.03, 0.03, distance="whitened")
+    noisy["attacks"][0]["measurements"].append(row("top1", 0.5, domain="sketch", distance="likelihood ratio"))
+
+    found = summary([of_domains(None, 1.0, 1.0, distance="whitened"), noisy])
+
+    assert found["hidden"]["value"] is None
+
+
+def test_linkage_by_an_attack_that_does_not_know_the_defense_hides_nobody():
+    points = [of_domains(None, 1.0, 0.97), of_domains(0.1, 0.05, 0.03, BLIND)]
+    blind = {"option": "scale", "dataset": "pacs", **summary(points)}
+
+    assert verdict(blind) == "Linkage is no evidence at any value (attack not adapted to my-noise)."
+    one = {"option": "scale", "dataset": "pacs", **summary([*points, of_domains(1.0, 0.03, 0.03)])}
+    assert one["hidden"]["value"] == 1.0
+    assert "is no evidence at scale = 0.1: attack not adapted to my-noise." in markdown(one)
+
+
+def test_a_value_at_which_a_population_is_missing_hides_nobody():
+    alone = private(1.0, measured("linkage", [row("top1", 0.03)]))
+
+    found = summary([of_domains(None, 1.0, 0.97), of_domains(0.1, 0.9, 0.9), alone])
+
+    assert found["hidden"]["no_evidence"] == [{"value": 1.0, "reason": "1 of 2 populations were not measured"}]
+
+
+def test_points_that_kept_one_population_say_which():
+    assert "Linkage is that of one population alone (domain photo)." in markdown(curve({None: 1.0, 0.1: 0.03}))
 
 
 def test_linkage_that_was_not_measured_is_said_so():
