@@ -12,7 +12,7 @@ from rich.table import Table
 from fdgsec.experiments.claims.tables import deciding, measured, mechanics, median_seed, otherwise
 from fdgsec.experiments.report.text import number
 from fdgsec.experiments.run_config import RunConfig
-from fdgsec.experiments.sweep.tables import named, shown, verdict
+from fdgsec.experiments.sweep.tables import named, reservations, shown, verdict
 from fdgsec.privacy.ledger import epsilon_text, review_mark
 
 Rows = Sequence[Sequence[str]]
@@ -99,7 +99,8 @@ def print_sweep(found: Mapping[str, Any], *, out: Path) -> None:
     ]
     title = f"{found['target']} on {found['dataset']}, {found['finished']} of {found['planned']} points"
     print_table(title, (found["option"], *attacks, "accuracy"), rows)
-    console().print(verdict(found), highlight=False)
+    for line in (verdict(found), *reservations(found)):
+        console().print(line, highlight=False)
     console().print(f"written to {out}: sweep.html, sweep.json, sweep.csv, sweep.md and figures", highlight=False)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from scipy import stats
 
+from fdgsec.experiments.bench.comparability import NOT_LEARNED, has_learned, unequal_steps
 from fdgsec.experiments.bench.tables import mean_of, traffic_mean
 from fdgsec.experiments.report.accuracy import own_domain_accuracy
 from fdgsec.experiments.report.findings import PROCEDURAL
@@ -109,28 +110,42 @@ def _epsilon(guarantees: Sequence[Row]) -> float:
 
 def _accuracy(points: Sequence[Row]) -> list[dict[str, Any]]:
     """Means over seeds with t intervals, of one seed with that over its test images, and differences from the
-    undefended runs of the same seeds."""
+    undefended runs of the same seeds where both took equally many optimizer steps; `notes` say what is unequal."""
     by_value: dict[float | None, dict[int, float]] = {}
     for point in points:
         by_value.setdefault(point["value"], {})[point["seed"]] = point["accuracy"]["value"]
     alone = {point["value"]: point["accuracy"] for point in points}
-    bare = by_value.get(None, {})
+    bare, cells = (
+        by_value.get(None, {}),
+        {value: _cells([p for p in points if p["value"] == value]) for value in by_value},
+    )
     found = []
     for value in sorted(by_value, key=lambda each: (each is not None, each or 0.0)):
         scores = by_value[value]
         both = [scores[seed] - bare[seed] for seed in sorted(scores) if seed in bare]
         score = _possible(mean_of([scores[seed] for seed in sorted(scores)]).document())
+        steps = "" if value is None else unequal_steps(cells[value], cells.get(None, []))
+        learned = has_learned(cells[value], cells.get(None, []))
         if len(scores) == 1:
             score |= {"low": alone[value].get("low"), "high": alone[value].get("high")}
         found.append(
             {
                 "value": value, "seeds": sorted(scores), "score": score,
-                "difference": mean_of(both).document() if both and value is not None else None,
+                "difference": mean_of(both).document() if both and value is not None and not steps else None,
+                "notes": [note for note in (steps, "" if learned else NOT_LEARNED) if note],
                 "guarantees": next(point["guarantees"] for point in points if point["value"] == value),
                 **_beside_accuracy([point for point in points if point["value"] == value]),
             }
         )  # fmt: skip
     return found
+
+
+def _cells(points: Sequence[Row]) -> list[Row]:
+    """The trained runs of one value as cells of a table, which a seed and the unseen domain tell apart."""
+    return [
+        {"domain": point["accuracy"].get("unseen_domain", ""), "seed": point["seed"], "accuracy": point["accuracy"]}
+        for point in points
+    ]
 
 
 def _beside_accuracy(points: Sequence[Row]) -> dict[str, Any]:
@@ -244,7 +259,7 @@ def cells_of(found: Row) -> tuple[list[str], list[list[str]]]:
 
 def notes(found: Row) -> list[str]:
     """The verdict, what the epsilons are stated for, and what is to be known about the points."""
-    said = [verdict(found), *_reserved(found), *_promises(found)]
+    said = [verdict(found), *reservations(found), *_promises(found)]
     if any(point["score"]["n"] == 1 and point["score"]["low"] is not None for point in found["accuracy"]):
         said.append("An accuracy of one seed has the 95% interval over its test images; other seeds vary more.")
     if found["controls"]["failed"]:
@@ -258,9 +273,20 @@ def notes(found: Row) -> list[str]:
     return said
 
 
+def reservations(found: Row) -> list[str]:
+    """What the verdict leaves out: values at which linkage is no evidence, populations, and accuracies of models that
+    are not comparable with the undefended ones."""
+    unlike = [
+        f"Accuracy at {found['option']} = {named(point['value'])}: {'; '.join(point['notes'])}."
+        for point in found["accuracy"]
+        if point.get("notes")
+    ]
+    return [*_reserved(found), *unlike]
+
+
 def _reserved(found: Row) -> list[str]:
-    """What the verdict about linkage leaves out: values at which it is no evidence, and populations."""
-    crossing, said = found["hidden"], []
+    """Values at which linkage is no evidence, and the population that alone is known."""
+    crossing, said = found["hidden"], list[str]()
     if crossing is None:
         return []
     reasons: dict[str, list[str]] = {}
@@ -331,9 +357,12 @@ def _hidden(found: Row) -> str:
     if cost is None:
         return f"{where}; the accuracy was measured at no value as strong."
     gap, score = cost["difference"], cost["score"]
+    notes = cost.get("notes", [])
     lost = "" if gap is None else f", {100 * gap['value']:+.1f} points{_between(gap)} against no defense"
     seeds = "1 seed" if score["n"] == 1 else f"{score['n']} seeds"
-    return f"{where}; at {named(cost['value'])} the accuracy is {100 * score['value']:.1f}%{lost} (n = {seeds})."
+    unlike = ", not compared with no defense: " if notes and gap is None else "; " if notes else ""
+    end = f"{unlike}{'; '.join(notes)}."
+    return f"{where}; at {named(cost['value'])} the accuracy is {100 * score['value']:.1f}%{lost} (n = {seeds}){end}"
 
 
 def _between(gap: Row) -> str:

@@ -73,6 +73,7 @@ def _differences(found: Row) -> list[tuple[str, str, str, str]]:
         gap, steps = point["difference"], point.get("steps")
         bounds = "" if gap is None or gap["low"] is None else f" [{100 * gap['low']:+.1f}, {100 * gap['high']:+.1f}]"
         said = "\u2013" if gap is None else f"{100 * gap['value']:+.1f}{bounds}"
+        said += "".join(f" ({note})" for note in point.get("notes", ()))
         sent = point.get("bytes_per_round_and_client")
         rows.append((
             _at(found, point["value"]), said, "\u2013" if steps is None else f"{steps:,.4g}",

@@ -70,6 +70,40 @@ def test_clients_are_hidden_where_the_isotonic_fit_of_falling_linkage_is_under_t
     )
 
 
+def costing(**changes: float | None) -> dict[str, Any]:
+    """A sweep at whose only value linkage is hidden, and whose run there differs from the undefended one."""
+    privacy = [private(value, measured("linkage", [row("top1", rate)])) for value, rate in ((None, 1.0), (8.0, 0.03))]
+    runs = [trained(None, seed, 0.6, own=0.9) for seed in (0, 1)]
+    runs += [trained(8.0, seed, 0.61, **{"own": 0.9, **changes}) for seed in (0, 1)]
+    return {"option": "epsilon", "dataset": "pacs", **summary([*privacy, *runs])}
+
+
+@pytest.mark.parametrize(("steps", "said"), [(3.0, "3 steps against 9"), (None, "steps not recorded")])
+def test_accuracies_after_unequal_steps_have_no_difference(steps: float | None, said: str):
+    found = costing(steps=steps)
+
+    assert found["accuracy"][1]["difference"] is None
+    assert verdict(found).endswith(f"the accuracy is 61.0% (n = 2 seeds), not compared with no defense: {said}.")
+    assert f"Accuracy at epsilon = 8: {said}." in markdown(found)
+
+
+def test_an_accuracy_of_a_model_that_learned_less_of_its_own_domains_is_marked():
+    found = costing(own=0.2)
+
+    assert found["accuracy"][1]["difference"]["value"] == pytest.approx(0.01)
+    assert "+1.0 points [+1.0, +1.0] against no defense (n = 2 seeds); has not learned its own domains" in verdict(
+        found
+    )
+    assert "Accuracy at epsilon = 8: has not learned its own domains: not comparable." in markdown(found)
+
+
+def test_equal_runs_are_compared_without_a_note():
+    found = costing()
+
+    assert found["accuracy"][1]["notes"] == []
+    assert verdict(found).endswith("+1.0 points [+1.0, +1.0] against no defense (n = 2 seeds).")
+
+
 def test_an_accuracy_of_one_seed_is_as_sure_as_its_test_images_allow_and_of_several_as_their_spread():
     alone, both = trained(None, 0, 0.5), [trained(1.0, 0, 0.49), trained(1.0, 1, 0.51)]
     alone["accuracy"] |= {"low": 0.45, "high": 0.55}
