@@ -15,7 +15,16 @@ from fdgsec.experiments.bench.tables import mean_of, traffic_mean
 from fdgsec.experiments.report.accuracy import own_domain_accuracy
 from fdgsec.experiments.report.findings import PROCEDURAL
 from fdgsec.experiments.report.text_tables import markdown_table
-from fdgsec.experiments.sweep.hidden_clients import ATTACK, FACTOR, NEAREST_ROW, POPULATION, hidden, kin, populations
+from fdgsec.experiments.sweep.hidden_clients import (
+    ATTACK,
+    FACTOR,
+    NEAREST_ROW,
+    NO_EVIDENCE,
+    POPULATION,
+    hidden,
+    kin,
+    populations,
+)
 from fdgsec.metrics.measurement import BOUNDED
 from fdgsec.privacy.ledger import epsilon_text, review_mark
 from fdgsec.runtime.csv_cells import csv_text
@@ -285,21 +294,29 @@ def reservations(found: Row) -> list[str]:
 
 
 def _reserved(found: Row) -> list[str]:
-    """Values at which linkage is no evidence, and the population that alone is known."""
-    crossing, said = found["hidden"], list[str]()
-    if crossing is None:
-        return []
-    reasons: dict[str, list[str]] = {}
-    for each in crossing.get("no_evidence", ()):
-        reasons.setdefault(each["reason"], []).append(named(each["value"]))
-    for reason, values in reasons.items():
-        where = f"{found['option']} = {', '.join(values)}"
-        said.append(f"Linkage under {FACTOR:g} times chance is no evidence at {where}: {reason}.")
-    if crossing.get("populations", 1) == 1:
+    """Values at which attacks are no evidence, and the population of linkage that alone is known."""
+    crossing, said = found["hidden"], _no_evidence(found)
+    if crossing is not None and crossing.get("populations", 1) == 1:
         where = found["followed"][ATTACK]["slice"]
         only = ", ".join(f"{key} {where[key]}" for key in POPULATION if key in where)
         said.append(f"Linkage is that of one population alone{f' ({only})' if only else ''}.")
     return said
+
+
+def _no_evidence(found: Row) -> list[str]:
+    """Where attacks say nothing, by attack and reason; linkage by its crossing, others by their followed rows."""
+    blind: dict[tuple[str, str], list[str]] = {}
+    for each in (found["hidden"] or {}).get("no_evidence", ()):
+        blind.setdefault((f"Linkage under {FACTOR:g} times chance", each["reason"]), []).append(named(each["value"]))
+    for point in found["privacy"]:
+        for name, row in point["rows"].items():
+            if name != ATTACK and row is not None and row["verdict"].endswith(NO_EVIDENCE):
+                reason = row["verdict"].removesuffix(NO_EVIDENCE)
+                blind.setdefault((name, reason), []).append(named(point["value"]))
+    return [
+        f"{what} is no evidence of protection at {found['option']} = {', '.join(values)}: {reason}."
+        for (what, reason), values in blind.items()
+    ]
 
 
 def _promises(found: Row) -> list[str]:

@@ -227,7 +227,18 @@ def test_linkage_by_an_attack_that_does_not_know_the_defense_hides_nobody():
     assert verdict(blind) == "Linkage is no evidence at any value (attack not adapted to my-noise)."
     one = {"option": "scale", "dataset": "pacs", **summary([*points, of_domains(1.0, 0.03, 0.03)])}
     assert one["hidden"]["value"] == 1.0
-    assert "is no evidence at scale = 0.1: attack not adapted to my-noise." in markdown(one)
+    assert "is no evidence of protection at scale = 0.1: attack not adapted to my-noise." in markdown(one)
+
+
+def test_rows_of_other_attacks_that_are_no_evidence_are_named_beside_the_table():
+    points = [
+        private(value, measured("membership", [row("auc", 0.5, chance=0.5, verdict=said)]))
+        for value, said in ((None, "leaks"), (0.1, BLIND), (1.0, BLIND), (5.0, "no leak shown"))
+    ]
+
+    text = markdown({"option": "scale", "dataset": "pacs", **summary(points)})
+
+    assert "membership is no evidence of protection at scale = 0.1, 1: attack not adapted to my-noise." in text
 
 
 def test_a_value_at_which_a_population_is_missing_hides_nobody():
