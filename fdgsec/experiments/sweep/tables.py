@@ -285,12 +285,11 @@ def notes(found: Row) -> list[str]:
 def reservations(found: Row) -> list[str]:
     """What the verdict leaves out: values at which linkage is no evidence, populations, and accuracies of models that
     are not comparable with the undefended ones."""
-    unlike = [
-        f"Accuracy at {found['option']} = {named(point['value'])}: {'; '.join(point['notes'])}."
-        for point in found["accuracy"]
-        if point.get("notes")
-    ]
-    return [*_reserved(found), *unlike]
+    unlike: dict[str, list[str]] = {}
+    for point in found["accuracy"]:
+        unlike.setdefault("; ".join(point.get("notes", ())), []).append(named(point["value"]))
+    said = [f"Accuracy at {found['option']} = {', '.join(at)}: {notes}." for notes, at in unlike.items() if notes]
+    return [*_reserved(found), *said]
 
 
 def _reserved(found: Row) -> list[str]:
