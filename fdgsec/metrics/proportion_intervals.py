@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from itertools import accumulate
 
+import numpy as np
 import torch
 from scipy import special
 from torch import Tensor
@@ -108,8 +109,9 @@ def median_interval(values: Numbers, *, bounds: Bounds, sizes: Sequence[int] = (
 
     The k-th smallest of n values lies above the median only if fewer than k fall below it, so k is a quantile of
     Binomial(n, 1/2). With `sizes`, values come in clusters of so many, one after the other; then n is the number of
-    independent values that vary about the median as much as the clusters do (Woodruff 1952). Too few values are bounded
-    by `bounds`, the least and greatest value possible; None where such a bound is infinite."""
+    independent values that vary about the median as much as the clusters do (Woodruff 1952). n falls with the tail, but
+    k / n need not; so the outermost k / n of all n at larger tails counts. Too few values are bounded by `bounds`, the
+    least and greatest value possible; None where such a bound is infinite."""
     vector = as_vector(values, "values")
     ordered, n = vector.sort().values, len(vector)
     middle = float(vector.quantile(0.5))
@@ -117,10 +119,16 @@ def median_interval(values: Numbers, *, bounds: Bounds, sizes: Sequence[int] = (
     parts = above.split(list(sizes) or [1] * n)
     hits, counts = torch.stack([part.sum() for part in parts]), torch.tensor([float(len(part)) for part in parts])
 
+    def independent(tail: float) -> int:
+        return n if not sizes else max(int(_effective_trials(hits, counts, tail)), 1)
+
+    most = independent(0.5)
+
     def ends(tail: float) -> tuple[float, float]:
-        size = n if not sizes else max(int(_effective_trials(hits, counts, tail)), 1)
-        k = math.ceil(special.bdtrik(tail, size, 0.5) - 1e-9)  # P(fewer than k below the median) <= tail
-        place = k * n // size
+        numbers = torch.arange(independent(tail), most + 1)
+        # P(fewer than k below the median) <= tail
+        k = torch.from_numpy(np.ceil(special.bdtrik(tail, numbers.numpy(), 0.5) - 1e-9)).to(torch.int64)
+        place = int((k * n // numbers).min())
         return bounds if place < 1 else (float(ordered[place - 1]), float(ordered[n - place]))
 
     return None if any(map(math.isinf, ends(TAIL))) else Interval.of(ends, "exact")

@@ -325,6 +325,23 @@ def test_intervals_of_smaller_tails_contain_those_of_larger_ones() -> None:
         assert list(highs) == sorted(highs), one
 
 
+def test_medians_of_clusters_widen_with_every_smaller_tail() -> None:
+    tails = (0.5, 0.3, 0.1, 0.05, 0.025, 0.01, 1e-3, 1e-4, 1e-5, 1e-8, 1e-12)
+    for seed in range(1000):
+        rng = stream(seed, "attack", "clusters")
+        clusters, size = ((2, 3, 4, 6, 12)[seed % 5], (1, 2, 5, 20)[seed % 4])
+        shared = torch.rand(clusters, 1, generator=rng, dtype=DOUBLE)
+        values = (40 * (0.6 * shared + 0.4 * torch.rand(clusters, size, generator=rng, dtype=DOUBLE))).flatten()
+        if seed % 2:
+            values = values.floor()
+        found = median_interval(values, bounds=(0.0, 40.0), sizes=[size] * clusters)
+
+        assert found is not None
+        lows, highs = zip(*(found.ends(tail) for tail in tails), strict=True)
+        assert list(lows) == sorted(lows, reverse=True), (seed, lows)
+        assert list(highs) == sorted(highs), (seed, highs)
+
+
 def test_a_proportion_of_clusters_that_differ_is_wider_and_that_of_one_cluster_is_not() -> None:
     alike, apart = clustered_proportion([5.0] * 6, [10.0] * 6), clustered_proportion([10.0, 0.0] * 3, [10.0] * 6)
 
