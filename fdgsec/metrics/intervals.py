@@ -24,7 +24,7 @@ from fdgsec.metrics.bootstrap import (
 )
 from fdgsec.metrics.interval import Interval, Method, union, unseen_interval
 from fdgsec.metrics.proportion_intervals import beta_bounds
-from fdgsec.metrics.roc import Labels, Numbers, as_vector, labels, placements, tpr_resamples
+from fdgsec.metrics.roc import Labels, Numbers, as_vector, labels, placements, tpr_resamples, tpr_with_ties
 
 
 def mean(values: Tensor) -> Tensor:
@@ -209,18 +209,22 @@ def tpr_interval(
     """Bound the true-positive rate at false-positive rate `fpr`, one threshold for all, by resampling clusters.
 
     The union of the percentile interval with Student's and, where that reaches no further than the estimate, with what
-    the clusters cannot have shown (`unseen_bounds`): few or none may differ."""
+    the clusters cannot have shown (`unseen_bounds`): few or none may differ. Where scores at the threshold are equal,
+    the estimate is that of a random order, and no resample shows what a finer score would reach: the upper end is never
+    below the rate with all of them. A constant score thus bounds nothing."""
     owners = labels(pos_clusters, "pos_clusters"), labels(neg_clusters, "neg_clusters")
     estimate, resampled = tpr_resamples(positive, negative, clusters=owners, fpr=fpr, rng=rng, repeats=repeats)
     units, spread = min(len(owner.unique()) for owner in owners), float(resampled.std())
-    ordered = resampled.sort().values
+    ordered, nothing_varies = resampled.sort().values, constant(resampled)
+    with_ties = tpr_with_ties(positive, negative, fpr=fpr)
 
     def ends(tail: float) -> tuple[float, float]:
         low, high = ordered_quantile(ordered, tail), ordered_quantile(ordered, 1 - tail)
         reach = -float(special.stdtrit(max(units - 1, 1), tail)) * spread
         low, high = max(min(low, estimate - reach), 0.0), min(max(high, estimate + reach), 1.0)
         floor, ceiling = unseen_bounds(estimate, units, (0.0, 1.0), tail=tail)
-        return (floor if low >= estimate else low), (ceiling if high <= estimate else high)
+        low = floor if nothing_varies or low >= estimate else low
+        return low, max(ceiling if nothing_varies or high <= estimate else high, with_ties)
 
     return Interval.of(ends, "cluster-bootstrap")
 

@@ -97,21 +97,32 @@ def auc(positive: Numbers, negative: Numbers) -> float:
 
 
 def tpr_at_fpr(positive: Numbers, negative: Numbers, *, fpr: float) -> float | None:
-    """Compute the largest true-positive rate at false-positive rate `fpr`; None where there are too few negatives.
+    """Compute the true-positive rate at false-positive rate `fpr`; None where there are too few negatives.
 
     There are too few where n_negative * fpr < 10: fewer than ten negatives would lie above the threshold. A group of
     equal scores at the threshold is admitted in the fraction that reaches `fpr` exactly, so a constant score gives
-    chance, `fpr`. Raises ValueError unless 0 < fpr < 1."""
+    chance, `fpr`, at every number of negatives. Raises ValueError unless 0 < fpr < 1."""
+    hits, others = as_vector(positive, "positive", finite=False), as_vector(negative, "negative", finite=False)
+    boundary = _threshold(others, fpr)
+    if len(others) * fpr + 1e-9 < RESOLVABLE_FALSE_POSITIVES:  # 1000 * 0.01 must be 10 whatever the rounding
+        return None
+    spent, tied = int((others > boundary).sum()), int((others == boundary).sum())
+    share = max(len(others) * fpr - spent, 0.0) / tied
+    return float((hits > boundary).to(torch.float64).mean() + share * (hits == boundary).to(torch.float64).mean())
+
+
+def tpr_with_ties(positive: Numbers, negative: Numbers, *, fpr: float) -> float:
+    """Compute the true-positive rate that `tpr_at_fpr` would be with all positives that equal its threshold."""
+    hits, others = as_vector(positive, "positive", finite=False), as_vector(negative, "negative", finite=False)
+    return float((hits >= _threshold(others, fpr)).to(torch.float64).mean())
+
+
+def _threshold(others: Tensor, fpr: float) -> float:
+    """The highest score of `others` (n,) above which at most n * `fpr` lie. Raises ValueError unless 0 < fpr < 1."""
     if not 0 < fpr < 1:
         raise ValueError(f"fpr must lie in (0, 1); got {fpr}.")
-    hits, others = as_vector(positive, "positive", finite=False), as_vector(negative, "negative", finite=False)
-    allowed = int(len(others) * fpr + 1e-9)  # 1000 * 0.01 must be 10 whatever the rounding
-    if allowed < RESOLVABLE_FALSE_POSITIVES:
-        return None
-    boundary = others.sort(descending=True).values[allowed]
-    spent, tied = int((others > boundary).sum()), int((others == boundary).sum())
-    share = (allowed - spent) / tied
-    return float((hits > boundary).to(torch.float64).mean() + share * (hits == boundary).to(torch.float64).mean())
+    allowed = min(int(len(others) * fpr + 1e-9), len(others) - 1)
+    return float(others.sort(descending=True).values[allowed])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -208,7 +219,7 @@ def tpr_resamples(
 ) -> tuple[float, Tensor]:
     """Compute the true-positive rate at `fpr`, and those of `repeats` resamples of whole clusters (repeats,)."""
     hits, others = as_vector(positive, "positive", finite=False), as_vector(negative, "negative", finite=False)
-    curve, resampled = _resampled_curves(hits, others, clusters, torch.tensor([fpr]).double(), rng, repeats)
+    curve, resampled = _resampled_curves(hits, others, clusters, torch.tensor([fpr], dtype=torch.float64), rng, repeats)
     return float(curve[0]), resampled[:, 0]
 
 

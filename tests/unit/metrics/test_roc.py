@@ -19,6 +19,7 @@ from fdgsec.metrics.roc import (
     roc_curve,
     topk_credit,
     tpr_at_fpr,
+    tpr_resamples,
 )
 from fdgsec.runtime.random_streams import stream
 
@@ -117,11 +118,10 @@ def test_too_few_negatives_leave_a_low_fpr_unresolvable() -> None:
 def test_tpr_at_fpr_is_the_roc_curve_of_a_randomized_threshold(fpr: float) -> None:
     hits, others = scores(seed=1, levels=2)
     curve = roc_curve(hits, others)
-    spent = math.floor(len(others) * fpr) / len(others)
 
     value = tpr_at_fpr(hits, others, fpr=fpr)
 
-    assert value == pytest.approx(np.interp(spent, curve.fpr.numpy(), curve.tpr.numpy()), abs=1e-12)
+    assert value == pytest.approx(np.interp(fpr, curve.fpr.numpy(), curve.tpr.numpy()), abs=1e-12)
 
 
 def test_tpr_at_fpr_without_ties_counts_what_passes_the_strictest_admissible_threshold() -> None:
@@ -135,8 +135,20 @@ def test_tpr_at_fpr_without_ties_counts_what_passes_the_strictest_admissible_thr
     assert tpr_at_fpr(hits, others, fpr=0.05) == pytest.approx(max(admissible), abs=1e-12)
 
 
-def test_a_constant_score_has_the_tpr_of_chance() -> None:
-    assert tpr_at_fpr(torch.zeros(30), torch.zeros(500), fpr=0.1) == pytest.approx(0.1)
+@pytest.mark.parametrize("count", [500, 501, 509])
+def test_a_constant_score_has_the_tpr_of_chance(count: int) -> None:
+    assert tpr_at_fpr(torch.zeros(30), torch.zeros(count), fpr=0.1) == pytest.approx(0.1, abs=1e-15)
+
+
+@pytest.mark.parametrize("levels", [3, 50, 10**12])
+def test_the_tpr_and_its_resamples_have_one_definition(levels: int) -> None:
+    for seed in range(20):
+        hits, others = scores(seed=seed, levels=levels)
+        owners = torch.arange(len(hits)), len(hits) + torch.arange(len(others))
+        value = tpr_at_fpr(hits, others, fpr=0.21)
+        estimate, _ = tpr_resamples(hits, others, clusters=owners, fpr=0.21, rng=stream(seed, "attack"), repeats=2)
+
+        assert value == pytest.approx(estimate, abs=1e-11)  # the curve is read 1e-12 to the right
 
 
 def rate_at(hits: Tensor, others: Tensor, grid: list[float]) -> list[float]:
