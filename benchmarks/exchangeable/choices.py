@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from benchmarks.exchangeable.design import DOUBLE, Design, Draw, cases, normal, order
+from benchmarks.exchangeable.design import DOUBLE, Design, Draw, case, cases, normal, nothing_but_images, order
 from fdgsec.threats.answers import Answer, Labels, MemberList, Membership, Ranking
 from fdgsec.threats.attack import Case, Truth
 
@@ -159,12 +159,38 @@ def _memberships() -> list[Design]:
         Design(kind="membership", name="6 clients, 20 of 40, three levels", draw=draw(6, 20, 20, shared=0.5, levels=1))
     )
     low = [(1, 150, 1000), (3, 150, 400), (7, 150, 150), (12, 150, 150), (30, 40, 40)]
-    return found + [
+    return [*found, *_redrawn_clients()] + [
         Design(
             kind="membership", name=f"{clients} clients, {members} members of {members + others}", repeats=300,
             draw=draw(clients, members, others, shared=0.5),
         )
         for clients, members, others in low
+    ]  # fmt: skip
+
+
+def _redrawn_clients() -> list[Design]:
+    def draw(clients: int, members: int, pool: int, spread: float) -> Draw:
+        """Clients of `members` images of a pool, as many others; images differ in how much their scores vary."""
+        images = nothing_but_images(pool)
+
+        def drawn(rng: torch.Generator) -> tuple[list[Answer], list[Case], list[Truth]]:
+            deviation = (spread * normal(pool, rng=rng)).exp()
+            shown = [order(pool, rng)[: 2 * members] for _ in range(clients)]
+            answers: list[Answer] = [
+                Membership(case=number, scores=deviation[rows] * normal(len(rows), rng=rng))
+                for number, rows in enumerate(shown)
+            ]
+            asked = [case(number, candidates=images.subset(rows)) for number, rows in enumerate(shown)]
+            return answers, asked, [Truth(members=torch.arange(2 * members) < members)] * clients
+
+        return drawn
+
+    return [
+        Design(
+            kind="membership", repeats=100, draw=draw(clients, members, pool, spread),
+            name=f"{clients} clients, {members} members of {2 * members} of {pool:,} images of unequal spread",
+        )
+        for clients, members, pool, spread in ((50, 130, 1400, 0.5), (16, 60, 160, 0.5))
     ]  # fmt: skip
 
 

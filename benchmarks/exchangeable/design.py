@@ -50,3 +50,18 @@ def order(count: int, rng: torch.Generator) -> Tensor:
 def normal(*size: int, rng: torch.Generator) -> Tensor:
     """Standard normal numbers in float64."""
     return torch.randn(*size, generator=rng, dtype=DOUBLE)
+
+
+def nothing_but_images(count: int) -> DomainDataset:
+    """Images of one pixel that differ in their ids alone."""
+    return shown(torch.zeros(count, 3, 1, 1, dtype=torch.uint8))
+
+
+def shown(pixels: Tensor) -> DomainDataset:
+    """Images (N, 3, H, W) uint8 of one class and domain, named by their numbers."""
+    count = len(pixels)
+    return DomainDataset(
+        name="any", store=pixels, rows=torch.arange(count), labels=torch.zeros(count, dtype=torch.int64),
+        domains=torch.zeros(count, dtype=torch.int64), class_names=("any",), domain_names=("any",),
+        ids=tuple(map(str, range(count))),
+    )  # fmt: skip

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from benchmarks.exchangeable.design import DOUBLE, Design, Draw, case, cases, normal, order
-from fdgsec.data.domains import DomainDataset
+from benchmarks.exchangeable.design import DOUBLE, Design, Draw, case, cases, normal, order, shown
 from fdgsec.threats.answers import (
     Answer,
     Exposure,
@@ -144,10 +143,10 @@ def _images() -> list[Design]:
                 true, guess, control = torch.rand(3, rows, 3, SIDE, SIDE, generator=rng)
                 others = torch.randint(256, (GALLERY - rows, 3, SIDE, SIDE), generator=rng, dtype=torch.uint8)
                 truth, places = (256 * true).to(torch.uint8), order(GALLERY, rng)
-                shown = _gallery(torch.cat([truth, others])[places])
+                gallery = shown(torch.cat([truth, others])[places])
                 said = [images[:1].expand_as(images).clone() if shared else images for images in (guess, control)]
                 answers.append(Reconstructions(case=number, images=said[0], controls={"B3": said[1]}, ordered=ordered))
-                asked.append(case(number, candidates=shown))
+                asked.append(case(number, candidates=gallery))
                 truths.append(Truth(images=truth, rows=places.argsort()[:rows]))
             return answers, asked, truths
 
@@ -172,15 +171,6 @@ def _images() -> list[Design]:
             )
         ),
     ]  # fmt: skip
-
-
-def _gallery(pixels: Tensor) -> DomainDataset:
-    count = len(pixels)
-    return DomainDataset(
-        name="any", store=pixels, rows=torch.arange(count), labels=torch.zeros(count, dtype=torch.int64),
-        domains=torch.zeros(count, dtype=torch.int64), class_names=("any",), domain_names=("any",),
-        ids=tuple(map(str, range(count))),
-    )  # fmt: skip
 
 
 def _harms() -> list[Design]:

@@ -5,19 +5,18 @@ choose the images that are told apart best, the other half measures them, so tha
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from fdgsec.metrics.interval import union
-from fdgsec.metrics.intervals import cluster_auc_bootstrap
+from fdgsec.metrics.interval import Interval, union
+from fdgsec.metrics.intervals import bootstrap, cluster_auc_bootstrap
 from fdgsec.metrics.measurement import Measurement
-from fdgsec.metrics.proportion_intervals import clustered_proportion
-from fdgsec.metrics.roc import auc, placements
+from fdgsec.metrics.roc import auc
 from fdgsec.runtime.random_streams import child
 from fdgsec.threats.answers import Membership
-from fdgsec.threats.judging.groups import Group, Scale, row, unavailable
+from fdgsec.threats.judging.groups import Group, Scale, constant, row, unavailable
 
 NAMES = ("exposed_auc", "exposed_tpr_at_1pct_fpr")
 SHARE = 0.1
@@ -28,20 +27,22 @@ LOW_RATE = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class _Asked:
-    """All questions about images, (N,) each: the number of the image, of the client, its place, and the truth.
+    """All questions about images, (N,) each: the number of the image, of the client, its place, credit, and the truth.
 
-    A place is the share of the client's non-members that the image's score beats, itself counted half."""
+    A place is the share of the client's other non-members that the image's score beats, and a credit the probability
+    that it is in their highest 1% (`_places_and_credits`)."""
 
     images: Tensor
     clients: Tensor
     places: Tensor
+    credits: Tensor
     members: Tensor
 
     def among(self, chosen: Tensor) -> "_Asked":
         """Those that `chosen` (N,) marks."""
         return _Asked(
             images=self.images[chosen], clients=self.clients[chosen], places=self.places[chosen],
-            members=self.members[chosen],
+            credits=self.credits[chosen], members=self.members[chosen],
         )  # fmt: skip
 
     def counts(self, size: int) -> tuple[Tensor, Tensor]:
@@ -51,21 +52,23 @@ class _Asked:
             torch.bincount(self.images[~self.members], minlength=size),
         )
 
-    def gaps(self, size: int) -> Tensor:
-        """Each image's mean place as a member less that as another, (size,); NaN where it is never one of them."""
+    def means(self, values: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        """Each image's mean of `values` (N,) as a member and as another, (size,) each; NaN where it is never one."""
         inside, outside = (
-            torch.zeros(size, dtype=torch.float64).index_add_(0, self.images[mine], self.places[mine])
+            torch.zeros(size, dtype=torch.float64).index_add_(0, self.images[mine], values[mine])
             for mine in (self.members, ~self.members)
         )
         first, second = self.counts(size)
-        return inside / first - outside / second
+        return inside / first, outside / second
 
 
 def measure_exposed(group: Group, rng: torch.Generator, *, repeats: int) -> list[Measurement]:
     """Give AUC and TPR at 1% FPR of the tenth of the images that is told apart best, on clients that did not choose it.
 
-    The threshold of the TPR is each client's own. No rows where images are not asked about repeatedly; unavailable ones
-    where fewer than 50 are members and non-members of clients in both halves, or clients are fewer than 8."""
+    The threshold of the TPR is each client's own, and chance the rate of the same images as non-members: images whose
+    scores vary more than others' exceed it more often, whether members or not. No rows where images are not asked about
+    repeatedly; unavailable ones where fewer than 50 are members and non-members of clients in both halves, or clients
+    are fewer than 8."""
     entries = group.of(Membership)
     candidates = [entry.case.candidates for entry in entries]
     truths = [entry.truth.members for entry in entries]
@@ -85,7 +88,8 @@ def measure_exposed(group: Group, rng: torch.Generator, *, repeats: int) -> list
     if int(eligible.sum()) < LEAST_IMAGES:
         reason = f"{int(eligible.sum())} images are members and non-members in both halves; {LEAST_IMAGES} are needed"
         return unavailable(NAMES, group.slice, reason, n=int(eligible.sum()))
-    gaps = torch.where(eligible, choosing.gaps(size), -math.inf)
+    inside, outside = choosing.means(choosing.places, size)
+    gaps = torch.where(eligible, inside - outside, -math.inf)
     most = torch.zeros(size, dtype=torch.bool)
     most[gaps.topk(math.ceil(SHARE * int(eligible.sum()))).indices] = True
     return _rows(group, measuring.among(most[measuring.images]), rng, repeats)
@@ -105,12 +109,40 @@ def _numbered(names: Sequence[str]) -> Tensor:
 def _asked(
     ids: Sequence[Sequence[str]], members: Sequence[Tensor], scores: Sequence[Tensor], victims: Tensor
 ) -> tuple[_Asked, int]:
-    """All questions as one table, and the number of different images; places are among those of one case."""
+    """All questions as one table, and the number of different images."""
     images = _numbered([name for part in ids for name in part])
-    places = [placements(part, part[~mine]) for part, mine in zip(scores, members, strict=True)]
+    found = [_places_and_credits(part, mine) for part, mine in zip(scores, members, strict=True)]
     owners = victims.repeat_interleave(torch.tensor([len(part) for part in ids]))
-    asked = _Asked(images=images, clients=owners, places=torch.cat(places), members=torch.cat(list(members)))
+    places, credits = (torch.cat(parts) for parts in zip(*found, strict=True))
+    asked = _Asked(images=images, clients=owners, places=places, credits=credits, members=torch.cat(list(members)))
     return asked, int(images.max()) + 1
+
+
+def _places_and_credits(scores: Tensor, members: Tensor) -> tuple[Tensor, Tensor]:
+    """The place and the credit of each score (G,) of one client among its non-members, without itself.
+
+    Ties are in random order. So that a member has as many rivals as another, its credit is the mean over all ways to
+    leave one of them out: without information both have the same distribution."""
+    others = scores[~members].sort().values
+    below = torch.searchsorted(others, scores).to(torch.float64)
+    tied = torch.searchsorted(others, scores, right=True) - below - (~members).to(torch.float64)
+    rivals = len(others) - 1
+    among = torch.where(members, rivals + 1, rivals)
+    places = torch.where(among > 0, (below + tied / 2) / among.clamp_min(1), 0.5)
+    alone = _credit(below, tied, rivals)
+    less = below * _credit(below - 1, tied, rivals) + tied * _credit(below, tied - 1, rivals)
+    left_out = (less + (rivals + 1 - below - tied) * alone) / (rivals + 1)
+    return places, torch.where(members, left_out, alone)
+
+
+def _credit(below: Tensor, tied: Tensor, rivals: int) -> Tensor:
+    """The probability that a score is in the highest 1% of itself and its rivals, of which some are below or tied.
+
+    One that is below k of m rivals has (.01 (m + 1) - k), within 0 and 1: of all m + 1 places, the mean is .01 at every
+    m. Of ties, the mean over their orders."""
+    top = (1 - LOW_RATE) * (rivals + 1)
+    admitted = (below + tied + 1 - top).clamp_min(0) - (below - top).clamp_min(0)
+    return admitted / (tied + 1).clamp_min(1)
 
 
 def _both(owners: Tensor, members: Tensor) -> Tensor:
@@ -139,15 +171,39 @@ def _rows(group: Group, asked: _Asked, rng: torch.Generator, repeats: int) -> li
         own.places, others.places, pos_clusters=own.clients, neg_clusters=others.clients, rng=child(rng, "clients"),
         repeats=repeats, within=False,
     )  # fmt: skip
-    chosen: Tensor
-    column: Tensor
-    chosen, column = torch.unique(own.images, return_inverse=True)
-    hits = torch.bincount(column, weights=(own.places > 1 - LOW_RATE).to(torch.float64))
-    rate = float(hits.sum()) / len(own.places)
     area = auc(own.places, others.places)
     interval = union(by_image, by_client, by_image.method)
-    found = clustered_proportion(hits, torch.bincount(column).to(torch.float64))
+    count = len(own.images.unique())
     return [
-        row(NAMES[0], group.slice, area, interval, len(chosen), Scale(chance=0.5)),
-        row(NAMES[1], group.slice, rate, found, len(chosen), Scale(chance=LOW_RATE)),
+        row(NAMES[0], group.slice, area, interval, count, Scale(chance=0.5)),
+        _low_rate(group, asked, child(rng, "rate"), repeats),
     ]
+
+
+def _low_rate(group: Group, asked: _Asked, rng: torch.Generator, repeats: int) -> Measurement:
+    """The mean credit of the images as members, against that as non-members; every image counts alike.
+
+    The interval is of the difference, over images and over the clients' parts of it, and contains both."""
+    names: Tensor
+    column: Tensor
+    names, column = torch.unique(asked.images, return_inverse=True)
+    numbered, size = replace(asked, images=column), len(names)
+    inside, outside = numbered.means(asked.credits, size)
+    value, chance = float(inside.mean()), float(outside.mean())
+    apart = bootstrap(inside - outside, rng=child(rng, "images"), repeats=repeats, bounds=(-1.0, 1.0))
+    own, other = numbered.counts(size)
+    counts = torch.where(asked.members, own[column], other[column])
+    parts = torch.where(asked.members, asked.credits - value, chance - asked.credits) / (size * counts)
+    _, owners = torch.unique(asked.clients, return_inverse=True)
+    clients = int(owners.max()) + 1
+    shares = clients * torch.zeros(clients, dtype=torch.float64).index_add_(0, owners, parts)
+    if not constant(shares):
+        by_client = bootstrap(value - chance + shares, rng=child(rng, "clients"), repeats=repeats)
+        apart = union(apart, by_client, "cluster-bootstrap")
+
+    def ends(tail: float) -> tuple[float, float]:
+        low, high = apart.ends(tail)
+        return max(chance + low, 0.0), min(chance + high, 1.0)
+
+    measured = Scale(chance=chance, chance_kind="measured")
+    return row(NAMES[1], group.slice, value, Interval.of(ends, apart.method), size, measured)
