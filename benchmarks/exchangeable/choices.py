@@ -1,13 +1,14 @@
 """Nulls of answers that choose: candidates, partners, labels, members."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from benchmarks.exchangeable.design import DOUBLE, Design, Draw, case, cases, normal, nothing_but_images, order
 from fdgsec.threats.answers import Answer, Labels, MemberList, Membership, Ranking
-from fdgsec.threats.attack import Case, Truth
+from fdgsec.threats.attack import Case, QuestionKind, Truth
 
 
 def designs() -> list[Design]:
@@ -108,27 +109,68 @@ def _labelings() -> list[Design]:
             )
             for clients, rows, shares, guess in asked
         ),
+        *_mixed_classes(),
         *_domain_guesses(),
     ]  # fmt: skip
 
 
-def _domain_guesses() -> list[Design]:
-    def draw(clients: int, rows: int) -> Draw:
+def _mixed_classes() -> list[Design]:
+    def draw(clients: int, rows: int, classes: int, power: float) -> Draw:
+        """Clients with shares of classes, and guesses of them, in proportion to numbers in 0..1 to that power."""
+
+        def labels(rng: torch.Generator) -> Tensor:
+            shares = torch.rand(classes, generator=rng, dtype=DOUBLE).clamp_min(1e-9) ** power
+            return torch.multinomial(shares, rows, replacement=True, generator=rng)
+
         def drawn(rng: torch.Generator) -> tuple[list[Answer], list[Case], list[Truth]]:
-            domains = (torch.arange(clients) % 3)[order(clients, rng)]
-            said = [torch.randint(3, (rows,), generator=rng) for _ in range(clients)]
             answers: list[Answer] = [
-                Labels(case=number, predicted=predicted, of="domains", classes=3)
-                for number, predicted in enumerate(said)
+                Labels(case=number, predicted=labels(rng), of="labels", classes=classes) for number in range(clients)
             ]
-            return answers, cases(clients), [Truth(domains=domain.expand(rows)) for domain in domains]
+            return answers, cases(clients), [Truth(labels=labels(rng)) for _ in range(clients)]
 
         return drawn
 
     return [
-        Design(kind="domains", name=f"{clients} clients of 3 domains x {rows} rows", draw=draw(clients, rows))
+        Design(
+            kind="labels", draw=draw(clients, rows, classes, power),
+            name=f"{clients} clients x {rows} rows, each mostly of one of {classes} classes, guessed likewise",
+        )
+        for clients, rows, classes, power in ((12, 20, 7, 10.0), (3, 40, 3, 20.0))
+    ]  # fmt: skip
+
+
+def _domain_guesses() -> list[Design]:
+    def draw(clients: int, rows: int, domains: int, *, shared: float = 0.0, asked: QuestionKind = "released") -> Draw:
+        """Guesses whose variance belongs to the client in the share `shared`."""
+
+        def drawn(rng: torch.Generator) -> tuple[list[Answer], list[Case], list[Truth]]:
+            true = (torch.arange(clients) % domains)[order(clients, rng)]
+            own = normal(clients, 1, domains, rng=rng) * shared**0.5
+            said = (own + normal(clients, rows, domains, rng=rng) * (1 - shared) ** 0.5).argmax(2)
+            answers: list[Answer] = [
+                Labels(case=number, predicted=predicted, of="domains", classes=domains)
+                for number, predicted in enumerate(said)
+            ]
+            shown = [replace(one, question=asked) for one in cases(clients)]
+            return answers, shown, [Truth(domains=domain.expand(rows)) for domain in true]
+
+        return drawn
+
+    rowwise = [
+        Design(kind="domains", name=f"{clients} clients of 3 domains x {rows} rows", draw=draw(clients, rows, 3))
         for clients, rows in ((3, 40), (6, 1), (10, 1), (30, 1), (12, 20))
     ]
+    alike = [
+        Design(
+            kind="domains", draw=draw(clients, rows, domains, shared=shared),
+            name=f"{clients} clients of {domains} domains x {rows} rows, {shared:.0%} of the variance by client",
+        )
+        for clients, rows, domains, shared in (
+            (3, 40, 3, 1.0), (3, 40, 3, 0.5), (4, 40, 4, 0.5), (4, 40, 3, 0.5), (6, 40, 3, 1.0), (9, 40, 4, 0.3),
+        )
+    ]  # fmt: skip
+    drawn = draw(3, 40, 3, asked="as_if_released")
+    return [*rowwise, *alike, Design(kind="domains", name="3 domains x 40 rows of images drawn one by one", draw=drawn)]
 
 
 def _memberships() -> list[Design]:

@@ -5,6 +5,7 @@ covers 92% of proportions of .99 at n = 100."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
@@ -12,9 +13,12 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from fdgsec.metrics.bootstrap import Bounds, constant
+from fdgsec.metrics.bootstrap import Bounds
 from fdgsec.metrics.interval import TAIL, Interval, union, unseen_interval
 from fdgsec.metrics.roc import Labels, Numbers, as_vector, labels, recalls
+
+_WIDEST = 4.0
+"""The largest factor by which a variance between m clusters about their own mean is widened: m / (m - 1) at 4/3."""
 
 
 def wilson(successes: float, n: int) -> Interval:
@@ -143,8 +147,8 @@ def balanced_accuracy_interval(
     Zou & Donner 2008). A bootstrap stratified by class has no spread in a class that is all right or all wrong: in
     simulations at n = 50 it covered down to 23%, this at least 92.7% (400 random designs of 2 to 7 classes). With one
     record per class, however, it excludes 1/3 at every level. So the interval of as many independent trials as have the
-    variance of equal recalls, or of `clusters` (n,) where that is larger, is added. Raises ValueError for a class
-    without records."""
+    variance of equal recalls, or of recalls in `clusters` (n,) where that is larger (`_ClusteredRecalls`), is added.
+    Raises ValueError for a class without records."""
     hits, counts = recalls(true, predicted, classes=classes)
     rates = (hits / counts).tolist()
     estimate = math.fsum(rates) / classes
@@ -157,22 +161,63 @@ def balanced_accuracy_interval(
         return max(0.0, estimate - below), min(1.0, estimate + above)
 
     own, said = labels(true, "true"), labels(predicted, "predicted")
-    pulls = ((own == said).to(torch.float64) - (hits / counts)[own]) / (classes * counts[own])
     owners = torch.arange(len(own)) if clusters is None else labels(clusters, "clusters")
-    _, column = torch.unique(owners, return_inverse=True)
-    sums = torch.zeros(int(column.max()) + 1, dtype=torch.float64).index_add_(0, column, pulls)
+    dependent = _ClusteredRecalls.of(own, own == said, owners, classes)
 
     def pooled(tail: float) -> tuple[float, float]:
-        size = alike
-        if 1 < len(sums) < len(own) and not constant(sums):
-            spread = float(sums.square().sum()) * len(sums) / (len(sums) - 1)
-            size = min(estimate * (1 - estimate) / spread * _student_ratio(len(sums), len(own), tail), alike)
+        size = alike if dependent is None else min(dependent.trials(estimate, tail), alike)
         return beta_bounds(estimate * size, size, tail)
 
     return union(Interval.of(recovered, "clopper-pearson"), Interval.of(pooled, "clopper-pearson"), "clopper-pearson")
 
 
-def _student_ratio(clusters: int, n: int, tail: float) -> float:
+@dataclass(frozen=True, kw_only=True)
+class _ClusteredRecalls:
+    """Recalls of `classes` classes over `records` records that come in `clusters` clusters (clients).
+
+    A class comes from (sum of its records)^2 / (sum over clusters of their squares) clusters, effectively: `effective`
+    (classes,). `spread` is the variance of the mean recall between clusters, each about the recalls of its classes, and
+    larger by m / (m - 1) where a class comes from m clusters. One cluster alone has no spread about its own recall: it
+    is one trial (`alone`)."""
+
+    clusters: int
+    records: int
+    spread: float
+    effective: Tensor
+    alone: int
+
+    @classmethod
+    def of(cls, true: Tensor, right: Tensor, owners: Tensor, classes: int) -> "_ClusteredRecalls | None":
+        """Those of records (n,); None where clusters hold one record each, or are one: then records are independent."""
+        _, column = torch.unique(owners, return_inverse=True)
+        clusters = int(column.max()) + 1
+        if clusters in (1, len(true)):
+            return None
+        held, hits = torch.zeros(2, classes, clusters, dtype=torch.float64)
+        held.index_put_((true, column), torch.ones(len(true), dtype=torch.float64), accumulate=True)
+        hits.index_put_((true, column), right.to(torch.float64), accumulate=True)
+        counts = held.sum(1, keepdim=True)
+        effective = counts.square().squeeze(1) / held.square().sum(1)
+        pulls = (hits - hits.sum(1, keepdim=True) / counts * held) / (classes * counts)
+        widened = (effective / (effective - 1).clamp_min(1e-9)).clamp(max=_WIDEST)
+        sums = (pulls * widened.sqrt().unsqueeze(1)).sum(0)
+        alone = int((effective < _WIDEST / (_WIDEST - 1)).sum())
+        spread = float(sums.square().sum())
+        return cls(clusters=clusters, records=len(true), spread=spread, effective=effective, alone=alone)
+
+    def trials(self, estimate: float, tail: float) -> float:
+        """How many independent trials vary as much; where nothing varies, as many as there are clusters."""
+        if not 0 < estimate < 1:
+            return min(float(self.clusters), float(self.effective.sum()))
+        variance = estimate * (1 - estimate)
+        spread = self.spread + variance * self.alone / len(self.effective) ** 2
+        if not spread:
+            return math.inf
+        freedom = 1 + float((self.effective - 1).sum())
+        return variance / spread * _student_ratio(max(2.0, min(self.clusters, freedom)), self.records, tail)
+
+
+def _student_ratio(clusters: float, n: int, tail: float) -> float:
     """The squared ratio of Student's quantiles, of n independent values to those of so many clusters."""
     few, many = (float(special.stdtrit(units - 1, min(tail, 0.49))) for units in (clusters, n))
     return (many / few) ** 2

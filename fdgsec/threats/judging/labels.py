@@ -7,7 +7,12 @@ from torch import Tensor
 
 from fdgsec.metrics.interval import Interval
 from fdgsec.metrics.measurement import Measurement
-from fdgsec.metrics.proportion_intervals import balanced_accuracy_interval, clopper_pearson, clustered_proportion
+from fdgsec.metrics.proportion_intervals import (
+    balanced_accuracy_interval,
+    clopper_pearson,
+    clustered_proportion,
+    matching_rate,
+)
 from fdgsec.metrics.roc import accuracy, balanced_accuracy, expected_agreement, majority_share
 from fdgsec.threats.answers import Labels
 from fdgsec.threats.judging.groups import Group, Scale, row, unavailable
@@ -21,7 +26,11 @@ def measure_labels(group: Group) -> list[Measurement]:
     its balanced accuracy is at most 1/K, not 1/classes. Accuracy stands against the mean accuracy of the same
     predictions in random order: the sum over classes of the share predicted times the true share (Cohen 1960). A guess
     that knows the shares of the classes, but no record, reaches this much, whatever the shares. Always to predict the
-    most frequent class reaches its share, which is descriptive: accuracy may exceed chance and still be below it."""
+    most frequent class reaches its share, which is descriptive: accuracy may exceed chance and still be below it.
+
+    The rows of a client are a cluster. Where each client is a class of its own, the clients are matched with the
+    classes, and the number of trials is that of clients: three show nothing, whatever their rows. Rows of images that
+    were drawn one by one (`as_if_released`) are independent."""
     entries, names = group.of(Labels), ["balanced_accuracy", "accuracy", "majority_share"]
     true, predicted = [], []
     for entry in entries:
@@ -40,25 +49,41 @@ def measure_labels(group: Group) -> list[Measurement]:
     chance = Scale(chance=expected_agreement(truth, guess))
     majority = Scale(chance=None, chance_kind="none", higher_is="descriptive")
     plain = [
-        row("accuracy", group.slice, right, _accuracy_interval(true, predicted), n, chance),
+        row("accuracy", group.slice, right, _accuracy_interval(group, true, predicted, right), n, chance),
         row("majority_share", group.slice, majority_share(truth), None, n, majority),
     ]
     relabeled, guess, classes = present_classes(truth, guess)
     if classes < 2:
         return [*unavailable(names[:1], group.slice, "the truth holds a single class", n=n), *plain]
     balanced = balanced_accuracy(relabeled, guess, classes=classes)
-    owners = torch.arange(len(true)).repeat_interleave(torch.tensor([len(own) for own in true]))
-    interval = balanced_accuracy_interval(relabeled, guess, classes=classes, clusters=owners)
+    interval = matching_rate(min(balanced * classes, float(classes)), classes)
+    if not _matched(group, true):
+        owners = torch.arange(len(true)).repeat_interleave(torch.tensor([len(own) for own in true]))
+        clusters = None if _one_class_each(true) else owners
+        interval = balanced_accuracy_interval(relabeled, guess, classes=classes, clusters=clusters)
     return [row("balanced_accuracy", group.slice, balanced, interval, n, Scale(chance=1 / classes)), *plain]
 
 
-def _accuracy_interval(true: Sequence[Tensor], predicted: Sequence[Tensor]) -> Interval:
-    """Bound accuracy over cases: clusters of rows, except where each case is a class of its own, hence a stratum.
+def _one_class_each(true: Sequence[Tensor]) -> bool:
+    """Whether each case is of a single class, and no two cases are of the same."""
+    classes = [int(own[0]) for own in true if len(own.unique()) == 1]
+    return len(set(classes)) == len(true)
 
-    A stratified sample varies less than a binomial one of its size (Cochran 1977, section 5.3)."""
+
+def _matched(group: Group, true: Sequence[Tensor]) -> bool:
+    """Whether the classes are those of as many clients, so that a guess about a client decides all of its rows."""
+    return group.question != "as_if_released" and len(true) > 1 and _one_class_each(true)
+
+
+def _accuracy_interval(group: Group, true: Sequence[Tensor], predicted: Sequence[Tensor], rate: float) -> Interval:
+    """Bound accuracy over cases: clusters of rows, except where each case is a class of its own.
+
+    These are matched clients, or strata of independent rows, which vary less than a binomial sample of their size
+    (Cochran 1977, section 5.3)."""
+    if _matched(group, true):
+        return matching_rate(min(rate * len(true), float(len(true))), len(true))
     hits = [float((own == said).sum()) for own, said in zip(true, predicted, strict=True)]
-    classes = [int(own[0]) if len(own.unique()) == 1 else None for own in true]
-    if None not in classes and len(set(classes)) == len(classes):
+    if _one_class_each(true):
         return clopper_pearson(sum(hits), sum(map(len, true)))
     return clustered_proportion(hits, [len(own) for own in true])
 

@@ -18,6 +18,13 @@ def rates(kind: str, name: str, nulls: int) -> dict[str, float]:
         ("recovered", "12 clients x 20 records, a guess per record", ["relative_error"]),  # 17% against chance alone
         ("size", "30 clients", ["relative_error"]),  # 7.7%
         ("palettes", "3 clients x 10 rows, one guess each", ["palette_emd_gain public median"]),  # 16% by rows
+        ("domains", "3 clients of 3 domains x 40 rows, 100% of the variance by client", ["balanced_accuracy"]),  # 27%
+        ("domains", "4 clients of 3 domains x 40 rows, 50% of the variance by client", ["balanced_accuracy"]),  # 16%
+        (
+            "labels",
+            "12 clients x 20 rows, each mostly of one of 7 classes, guessed likewise",
+            ["balanced_accuracy", "accuracy"],  # 8% and .8%
+        ),
         ("reconstructions", "3 clients x 10 rows, one guess each", ["psnr_gain B3", "psnr", "ssim_gain B3", "ssim"]),
     ],
 )
