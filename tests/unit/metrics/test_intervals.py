@@ -306,6 +306,8 @@ def intervals(rng: torch.Generator) -> list[Interval]:
         cluster_auc_bootstrap(hits, others, pos_clusters=owners[0], neg_clusters=owners[1], rng=rng),
         tpr_interval(hits, others, pos_clusters=owners[0], neg_clusters=owners[1], fpr=0.3, rng=rng),
         balanced_accuracy_interval([0] * 10 + [1] * 10, [0] * 9 + [1] * 11, classes=2), matching_rate(6, 30),
+        balanced_accuracy_interval([0, 1] * 10, [0] * 9 + [1] * 11, classes=2, clusters=torch.arange(20) % 5),
+        balanced_accuracy_interval([0] * 10 + [1] * 10, [0] * 9 + [1] * 11, classes=2, clusters=torch.arange(20) // 5),
         clopper_pearson(20, 30).reaching(0.5, 1e-4), clopper_pearson(20, 30).reaching(0.9, 1e-4, higher=False),
     ]  # fmt: skip
 
