@@ -26,7 +26,16 @@ from fdgsec.experiments.report.accuracy import accuracy_document
 from fdgsec.experiments.run_config import RunConfig, defense_of, defense_text
 from fdgsec.experiments.setup.defenses import defense_stack_of
 from fdgsec.experiments.setup.guarantees import guarantee_documents
-from fdgsec.experiments.setup.run_inputs import clients_of, load_world, method_of, model_of, roles_of, with_validation
+from fdgsec.experiments.setup.run_inputs import (
+    clients_of,
+    division_of,
+    load_world,
+    method_of,
+    model_of,
+    named,
+    roles_of,
+    with_validation,
+)
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.method import GlobalModel, Method, Reply, Step, StepRequest
 from fdgsec.federation.round_loop import RoundLoop, RoundReport
@@ -77,9 +86,10 @@ def run(cell: Cell, protocol: Protocol, *, data_root: Path | None) -> dict[str, 
     members = roles.federation.subset(roles.federation.domains != world.target)
     strangers = roles.held_out.subset(roles.held_out.domains != world.target)
     method = method_of(config)
-    clients = clients_of(members, config)
+    division = division_of(config.defenses)
+    clients = [named(client, division) for client in clients_of(members, config)]
     if method.reviews != "none":
-        clients = [with_validation(client, seed=cell.seed) for client in clients]
+        clients = [with_validation(client, seed=cell.seed, division=division) for client in clients]
     method = method.fitting(len(clients))
     defense_stack = defense_stack_of(config, method)
     engine = TimedEngine(members=clients, method=method, seed=cell.seed, defense_stack=defense_stack)

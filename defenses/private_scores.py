@@ -66,7 +66,10 @@ class PrivateScores:
         return (
             "private-scores: the numbers of validation images and of judged models are public",
             "private-scores: validation images are counted as if they were trained on too",
-            "private-scores: an image keeps its file name, from which alone its part in validation follows",
+            (
+                "private-scores: an image keeps its file name (and its class, where other images of the client have "
+                "that name), from which its part in validation follows"
+            ),
         )
 
     @property

@@ -129,7 +129,8 @@ class PrivateStyles:
         return (
             counted,
             "center, units and clip come from public images alone",
-            "an image keeps its file name, from which its place, its part in validation and the choice of rows follow"
+            "an image keeps its file name (and its class, where other images of the client have that name), from which "
+            "its place, its part in validation and the choice of rows follow; which images a client holds is given"
             if per_record
             else "which images a client sends rows of does not matter: all that it sends is one value",
             "the noise is a discrete Gaussian on a grid (Canonne et al. 2020); its key is secret",

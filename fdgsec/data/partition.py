@@ -101,8 +101,9 @@ def split_validation(
             order = torch.randperm(len(members), generator=child(rng, "validation", int(cell)))
             chosen[members[order[:quota]]] = True
     else:
-        ranks = _ranks(dataset, child(rng, "names"))
-        held = ranks < fraction if division == "independent" else ranks.argsort()[: _share(fraction, len(dataset))]
+        alone = division == "independent"  # an image that leaves may not change another's name
+        ranks = _ranks(dataset.ids if alone else record_names(dataset.ids), child(rng, "names"))
+        held = ranks < fraction if alone else ranks.argsort()[: _share(fraction, len(dataset))]
         chosen[held] = True
     return dataset.subset(~chosen), dataset.subset(chosen)
 
@@ -124,10 +125,10 @@ def _share(fraction: float, count: int) -> int:
     return math.floor(fraction * count + 0.5)
 
 
-def _ranks(dataset: DomainDataset, rng: torch.Generator) -> Tensor:
+def _ranks(names: Sequence[str], rng: torch.Generator) -> Tensor:
     """A number in [0, 1) for each image, from its name and the stream alone, (N,) float64."""
-    secret = integer_seed(rng)
-    hashes = [hashlib.sha256(f"{secret} {name}".encode()).digest() for name in record_names(dataset.ids)]
+    number = integer_seed(rng)
+    hashes = [hashlib.sha256(f"{number} {name}".encode()).digest() for name in names]
     return torch.tensor([int.from_bytes(each[:6], "big") / 2**48 for each in hashes], dtype=torch.float64)
 
 

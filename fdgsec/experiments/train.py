@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 
 import torch
@@ -33,7 +33,7 @@ from fdgsec.experiments.setup.run_inputs import (
     with_validation,
 )
 from fdgsec.federation.checkpoints import UNFINISHED, Checkpoints, rounds_in, size_of
-from fdgsec.federation.method import Client, GlobalModel
+from fdgsec.federation.method import Client, GlobalModel, Method
 from fdgsec.federation.run_folder import check_replaceable, environment, new_folder, run_key
 from fdgsec.nn.styles.encoders import code_sha256
 from fdgsec.nn.styles.image_styles import encoder_named
@@ -198,7 +198,8 @@ def train(
             adapted = adapted_document(trained.final, unseen, adaptation, seed=config.seed)
             accuracy |= {"adapted": {"adaptation": config.adapt, **adapted}}
     roles = {**_counts(request.members, unseen, world.target_name), **_aside(world, config)}
-    report = report_of(trained, config, dataset_document(world.dataset, roles), accuracy, started)
+    document = {**dataset_document(world.dataset, roles), "division": division_of(config.defenses)}
+    report = report_of(trained, config, document, accuracy, started)
     if out is not None:
         write_run(report, trained, config, out)
     if finished is not None:
@@ -229,7 +230,7 @@ def _checkpoints(out: Path, world: World, request: RunRequest, *, fresh: bool) -
     The key holds everything that decides the run's bytes, the code of plug-ins by their modules."""
     config, model = request.config, request.initial
     foreign = [code for each in (request.method, *config.defenses) for code in foreign_code(each)]
-    encoders = {config.encoder} if "encoder" in options_of(config.method) else set[str]()
+    encoders = sorted(_encoders(request.method))
     foreign += [code_sha256(encoder_named(name)) for name in encoders]
     if not config.rounds or None in foreign:
         return None
@@ -242,6 +243,14 @@ def _checkpoints(out: Path, world: World, request: RunRequest, *, fresh: bool) -
     if fresh:
         checkpoints.clear()
     return checkpoints
+
+
+def _encoders(method: Method) -> set[str]:
+    """The names of the encoders of a method and of those that it extends."""
+    own = getattr(method, "encoder", None)
+    options = [getattr(method, spec.name) for spec in fields(method)] if is_dataclass(method) else []
+    below = [_encoders(option) for option in options if isinstance(option, Method)]
+    return ({own} if isinstance(own, str) else set[str]()).union(*below)
 
 
 def kept_so_far(out: Path) -> str:

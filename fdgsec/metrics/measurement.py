@@ -18,9 +18,10 @@ BOUNDED = (
     "gallery_top5", "honest_accuracy_drop", "exact_list", "precision",
 )  # fmt: skip
 """Rates, and a loss of a rate: preferred in the verdict table, since a reader can interpret them without units."""
-SIGNED = ("auc", "exposed_auc", "balanced_accuracy", "accuracy", "precision", "median_rank")
+SIGNED = ("auc", "exposed_auc", "accuracy", "precision", "median_rank")
 """Measurements of answers that depend on the truth as soon as they are not at chance, on whichever side of it: an AUC
-of .02 is an AUC of .98 with the wrong sign."""
+of .02 is an AUC of .98 with the wrong sign. The chance of a balanced accuracy is a bound from above: a guess of classes
+that a client lacks falls below it."""
 
 
 @dataclass(frozen=True, kw_only=True)

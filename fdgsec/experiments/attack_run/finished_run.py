@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from fdgsec.experiments.attack_run.read_finished_run import check_division
 from fdgsec.experiments.run_config import RunConfig
 from fdgsec.experiments.setup.run_inputs import World, load_world, method_of, model_of
 from fdgsec.experiments.train import MODEL, split_sources
@@ -66,6 +67,7 @@ def finished(run: Path, *, data_root: Path | None, progress: Progressive) -> Fin
     config = RunConfig.of(read_json_object(run / "config.json"), where=f"{run}/config.json")
     method = method_of(config)
     world = load_world(config, data_root=data_root, progress=progress)
+    check_division(read_json_object(run / "report.json"), config)
     clients, _ = split_sources(world, config)
     state = decode((run / MODEL).read_bytes(), source=str(run / MODEL))
     fresh = model_of(config, method, len(world.dataset.class_names))

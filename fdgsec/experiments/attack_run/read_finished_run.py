@@ -18,7 +18,15 @@ from fdgsec.data.lazy_pixels import LazyPixels
 from fdgsec.data.roles import THRESHOLD, Roles, duplicate_groups
 from fdgsec.experiments.attack_vectors.read_vectors import OWN
 from fdgsec.experiments.run_config import RunConfig
-from fdgsec.experiments.setup.run_inputs import World, attacked_clients, load_world, method_of, model_of, roles_of
+from fdgsec.experiments.setup.run_inputs import (
+    World,
+    attacked_clients,
+    division_of,
+    load_world,
+    method_of,
+    model_of,
+    roles_of,
+)
 from fdgsec.experiments.train import split_sources
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.method import Client, GlobalModel, Method
@@ -130,6 +138,7 @@ def reconstruct_run(record: Record, config: RunConfig, *, data_root: Path | None
     model, notes = _first_model(record, config, method, len(world.dataset.class_names))
     clients, aside = list[Client](), dict[str, DomainDataset]()
     if "train" in record.counts:
+        check_division(record.report, config)
         clients, aside = split_sources(world, config)
         reported = (
             record.counts["train"] if remote_data else {client.name for client in clients}
@@ -151,6 +160,18 @@ def reconstruct_run(record: Record, config: RunConfig, *, data_root: Path | None
         record=record, config=config, world=world, method=method, clients=tuple(clients), roles=roles, model=model,
         random_split=config.splits == "own", remote_data=remote_data, copied=copied, notes=tuple(notes),
     )  # fmt: skip
+
+
+def check_division(report: Mapping[str, Any], config: RunConfig) -> None:
+    """Raise DataError where a run divided its clients' images in another way than this version would.
+
+    Versions before the one that records it divided them by class, also under a guarantee."""
+    told, now = report["dataset"].get("division", "stratified"), division_of(config.defenses)
+    if told != now:
+        raise DataError(
+            f"the run divided its clients' images another way ({told}) than this version does under its defenses "
+            f"({now}), so that nobody can say which were trained on: train it again."
+        )
 
 
 def _has_remote_data(record: Record, world: World) -> bool:

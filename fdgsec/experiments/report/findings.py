@@ -4,7 +4,7 @@ Nothing is chosen by the size of its value: `headlines` orders the rows that may
 that is flagged does, else the first, and an answer is that of the first attack of its question that is flagged, else of
 the first that ran. "Flagged" is after Holm's correction over all rows of the report, so that the choice adds no false
 alarms. A flagged row whose negative control failed counts for nothing. A question is cleared ("no leak shown") only
-where every attack of it shows none, in whatever it judged."""
+where every attack of it shows none in the rows that stand for it, and has no other row flagged or worse than chance."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

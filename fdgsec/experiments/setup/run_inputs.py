@@ -132,7 +132,7 @@ def clients_of(
 ) -> list[Client]:
     """Partition the source images over clients. Raises UsageError for an empty client or an impossible scheme."""
     parts = partition(
-        data,
+        data if division_of(config.defenses) == "stratified" else in_order_of_names(data),
         config.partition,
         rng=stream(config.seed, "world", "partition"),
         clients=config.clients,

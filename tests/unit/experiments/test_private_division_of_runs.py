@@ -7,12 +7,15 @@ import torch
 
 from fdgsec.data.domains import DomainDataset
 from fdgsec.data.shapes import shapes
-from fdgsec.experiments.run_config import defense_of
-from fdgsec.experiments.setup.run_inputs import division_of, with_validation
+from fdgsec.experiments import train
+from fdgsec.experiments.attack_run.read_finished_run import check_division
+from fdgsec.experiments.run_config import RunConfig, defense_of
+from fdgsec.experiments.setup.run_inputs import clients_of, division_of, method_of, with_validation
 from fdgsec.federation.method import SHARED_ROWS, Client, Clock, Method
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fedccrl import FedCCRL
 from fdgsec.methods.feddg import FedDG
+from fdgsec.runtime.errors import DataError
 from fdgsec.runtime.random_streams import stream
 
 
@@ -47,3 +50,38 @@ def rows(method: Method, data: DomainDataset) -> list[str]:
     _, state = method.share(client, model=None, state={}, clock=clock, rng=stream(0, "world", "share"))
     assert len(state[SHARED_ROWS]) > 1
     return [client.data.ids[int(place)] for place in torch.as_tensor(state[SHARED_ROWS])]
+
+
+@pytest.mark.parametrize(
+    "scheme", [{"partition": "single-domain", "clients": 6}, {"partition": "lambda", "heterogeneity": 0.5}]
+)
+def test_an_image_of_another_class_takes_no_other_from_its_client(scheme: dict[str, object]):
+    """The classes' folders decided the order in which images are dealt out."""
+    data = shapes(image_size=16, per_domain=42).subset(torch.arange(126))
+    config = RunConfig(method="fedavg", defenses=(defense_of("private-styles:epsilon=8"),), **scheme)  # type: ignore[arg-type]
+    order = torch.cat([torch.arange(1, 42), torch.tensor([0]), torch.arange(42, 126)])  # its file is in the last folder
+    named = replace(data, ids=tuple(f"{d}/{number:03}.png" for number, d in enumerate(data.domains.tolist())))
+
+    before, after = (clients_of(each, config) for each in (named, named.subset(order)))
+
+    assert [set(client.data.ids) for client in before] == [set(client.data.ids) for client in after]
+
+
+@pytest.mark.parametrize("told", [{}, {"division": "stratified"}])
+def test_a_run_that_was_divided_otherwise_is_not_attacked_as_if_it_were_not(told: dict[str, str]):
+    """11 of 12 "non-members" of a run of the version before had been trained on."""
+    config = RunConfig(method="fedavg", defenses=(defense_of("dp-sgd:epsilon=8"),))
+
+    with pytest.raises(DataError, match="train it again"):
+        check_division({"dataset": told}, config)
+    check_division({"dataset": {"division": "names"}}, config)
+    check_division({"dataset": {}}, replace(config, defenses=()))
+
+
+def test_the_encoder_below_cross_evaluation_belongs_to_what_decides_a_run():
+    plain, above = (
+        RunConfig(method="ccst", encoder="pixels"),
+        RunConfig(method="cross-evaluation", options={"base": "ccst"}, encoder="pixels"),
+    )
+
+    assert [train._encoders(method_of(config)) for config in (plain, above)] == [{"pixels"}, {"pixels"}]
