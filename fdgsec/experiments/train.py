@@ -198,8 +198,7 @@ def train(
             adapted = adapted_document(trained.final, unseen, adaptation, seed=config.seed)
             accuracy |= {"adapted": {"adaptation": config.adapt, **adapted}}
     roles = {**_counts(request.members, unseen, world.target_name), **_aside(world, config)}
-    document = {**dataset_document(world.dataset, roles), "division": division_of(config.defenses)}
-    report = report_of(trained, config, document, accuracy, started)
+    report = report_of(trained, config, dataset_document(world.dataset, roles, config), accuracy, started)
     if out is not None:
         write_run(report, trained, config, out)
     if finished is not None:
@@ -248,7 +247,7 @@ def _checkpoints(out: Path, world: World, request: RunRequest, *, fresh: bool) -
 def _encoders(method: Method) -> set[str]:
     """The names of the encoders of a method and of those that it extends."""
     own = getattr(method, "encoder", None)
-    options = [getattr(method, spec.name) for spec in fields(method)] if is_dataclass(method) else []
+    options: list[object] = [getattr(method, spec.name) for spec in fields(method)] if is_dataclass(method) else []
     below = [_encoders(option) for option in options if isinstance(option, Method)]
     return ({own} if isinstance(own, str) else set[str]()).union(*below)
 
@@ -319,8 +318,11 @@ def _aside(world: World, config: RunConfig) -> dict[str, dict[str, int]]:
     return roles_of(world, config).summary() if config.roles == "aside" else {}
 
 
-def dataset_document(dataset: DomainDataset, roles: Mapping[str, Mapping[str, int]]) -> dict[str, object]:
-    """The report's entry for the dataset."""
+def dataset_document(
+    dataset: DomainDataset, roles: Mapping[str, Mapping[str, int]], config: RunConfig | None = None
+) -> dict[str, object]:
+    """The report's entry for the dataset, and how the run divided its clients' images where that was not by class."""
+    division = "stratified" if config is None else division_of(config.defenses)
     return {
         "name": dataset.name,
         "manifest_sha256": dataset.manifest_sha256,
@@ -328,4 +330,5 @@ def dataset_document(dataset: DomainDataset, roles: Mapping[str, Mapping[str, in
         "domains": list(dataset.domain_names),
         "classes": list(dataset.class_names),
         "roles": {role: dict(counts) for role, counts in roles.items()},
+        **({} if division == "stratified" else {"division": division}),
     }

@@ -147,7 +147,7 @@ def _report(attacked: "_Attacked", progress: Progressive, *, started: float) -> 
     artifacts, traffic = artifact_rows(observed.transcript.rows)
     return AttackReport(
         target=config.target, method=config.method, preset=config.preset,
-        dataset=dataset_document(attacked.inputs.world.dataset, attacked.inputs.roles.summary()),
+        dataset=dataset_document(attacked.inputs.world.dataset, attacked.inputs.roles.summary(), config),
         encoder=attacked.encoder, backbone=config.backbone if config.rounds else None, seed=config.seed,
         profile=config.profile, reused=attacked.reused, defenses=defense_documents(config),
         guarantees=attacked.facts.guarantees, accuracy=attacked.facts.accuracy, attacks=results, artifacts=artifacts,

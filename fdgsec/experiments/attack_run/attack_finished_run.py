@@ -246,7 +246,7 @@ def _report(recorded: Recorded, setting: AttackSetting, *, started: float, notes
     roles = {**recorded.record.counts, **{role: summary[role] for role in ("held_out", "auxiliary")}}
     return AttackReport(
         target=config.target, method=config.method_name, preset=config.preset,
-        dataset=dataset_document(recorded.world.dataset, roles),
+        dataset=dataset_document(recorded.world.dataset, roles, config),
         encoder=setting.knowledge.encoder, backbone=config.backbone if config.rounds else None, seed=config.seed,
         profile=config.profile, reused=True, defenses=said["defenses"], guarantees=said["guarantees"],
         accuracy=said["accuracy"], attacks=[], artifacts=artifacts, model_traffic=traffic,

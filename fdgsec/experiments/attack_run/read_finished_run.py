@@ -148,6 +148,8 @@ def reconstruct_run(record: Record, config: RunConfig, *, data_root: Path | None
         roles, copied = roles_of(world, config), frozenset[str]()
         _check_counts(record, roles.summary())
         if "train" not in record.counts:
+            if config.rounds:  # what was shared without training is compared with the images themselves
+                check_division(record.report, config)
             clients = attacked_clients(world, roles, config, method)
     else:
         roles, copied, note = _validation_aside(clients, join(list(aside.values())), seed=config.seed)

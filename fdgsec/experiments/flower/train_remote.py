@@ -96,5 +96,5 @@ def _data_document(
         else [str(unseen.domain_names[d]) for d in torch.unique(unseen.domains).tolist()],
         "classes": list(classes),
         "roles": roles,
-        "division": division_of(config.defenses),
+        **({} if (division := division_of(config.defenses)) == "stratified" else {"division": division}),
     }
