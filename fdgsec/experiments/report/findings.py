@@ -6,7 +6,7 @@ the first that ran. "Flagged" is after Holm's correction over all rows of the re
 alarms. A flagged row whose negative control failed counts for nothing. A question is cleared ("no leak shown") only
 where every attack of it shows none in the rows that stand for it, and has no other row flagged or worse than chance."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fdgsec.experiments.report.headlines import HEADLINES, QUESTIONS, Asked, Choice, chosen
@@ -286,10 +286,15 @@ def _stopped(report: AttackReport) -> list[str]:
     stopped = {each.name: [each.reason.removeprefix(COULD_NOT_RUN)] for each in report.attacks if each.could_not_run}
     partly = {each.name: each.unanswered.values() for each in report.attacks if each.unanswered}
     return [
-        f"{listed(list(reasons))} {said}: {'; '.join(sorted({one for each in reasons.values() for one in each}))}"
+        f"{listed(list(reasons))} {said}: {_each_once(reasons.values())}"
         for reasons, said in ((stopped, STOPPED), (partly, OPEN))
         if reasons
     ]
+
+
+def _each_once(reasons: Iterable[Iterable[str]]) -> str:
+    """Join reasons, each of which may be several, without repeating one."""
+    return "; ".join(dict.fromkeys(part for several in reasons for one in several for part in one.split("; ")))
 
 
 def _leak(report: AttackReport, flagged: Sequence[Answer]) -> str:

@@ -374,3 +374,13 @@ def test_noise_that_an_attack_adds_itself_is_no_finding_about_what_was_sent():
     )
     assert not findings.yes
     assert not found(done("linkage", WIDE, imagined)).yes
+
+
+def test_a_reason_that_stops_two_attacks_is_said_once():
+    few = "too few images for clients of 40"
+    both = [
+        replace(STOPPED, name="membership", reason=f"not run: {few}; too few images for clients of 130"),
+        replace(STOPPED, name="set-reconstruction", reason=f"not run: {few}"),
+    ]
+
+    assert found(done("linkage", WIDE), *both).sentence.count(few + ";") == 1
