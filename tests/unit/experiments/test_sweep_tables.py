@@ -195,7 +195,10 @@ def of_domains(
     value: float | None, photo: float, sketch: float, verdict: str = "leaks", **where: str
 ) -> dict[str, Any]:
     """A point with linkage in two domains; the verdict is that of photo."""
-    rows = [row("top1", photo, verdict=verdict, **where), row("top1", sketch, **{"domain": "sketch", **where})]
+    rows = [
+        {**row("top1", photo, verdict=verdict), "slice": {"domain": "photo", **where}},
+        {**row("top1", sketch), "slice": {"domain": "sketch", **where}},
+    ]
     return private(value, measured("linkage", rows))
 
 
