@@ -23,6 +23,7 @@ from fdgsec.experiments.setup.run_inputs import (
     World,
     artifact_rows,
     clients_of,
+    divided,
     division_of,
     load_world,
     method_of,
@@ -322,7 +323,6 @@ def dataset_document(
     dataset: DomainDataset, roles: Mapping[str, Mapping[str, int]], config: RunConfig | None = None
 ) -> dict[str, object]:
     """The report's entry for the dataset, and how the run divided its clients' images where that was not by class."""
-    division = "stratified" if config is None else division_of(config.defenses)
     return {
         "name": dataset.name,
         "manifest_sha256": dataset.manifest_sha256,
@@ -330,5 +330,5 @@ def dataset_document(
         "domains": list(dataset.domain_names),
         "classes": list(dataset.class_names),
         "roles": {role: dict(counts) for role, counts in roles.items()},
-        **({} if division == "stratified" else {"division": division}),
+        **({} if config is None else divided(config)),
     }

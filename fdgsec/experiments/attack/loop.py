@@ -334,12 +334,11 @@ def _evaluate(attack: Attack, setting: AttackSetting, answered: _AnsweredQuestio
         knowledge = replace(knowledge, auxiliary=None, unseen=None, own=None, vectors_alone=True)
     answers, null = _answers(attack, setting, cases, knowledge)
     ignored = ", ".join(dict.fromkeys(name for name in setting.defenses if name not in accounted_for(attack)))
-    measured = judge.measure(answers, cases, truths, stream(seed, "world", "judge", attack.name))
     unread = partly_read(attack, setting.exchanges, setting.facts.artifact_kinds)
     read = min(len(case.views) for case in cases)
     measurements = [
         replace(row, not_adapted_to=ignored, unread=row.unread or unread(row, read) or setting.unlike)
-        for row in measured
+        for row in judge.measure(answers, cases, truths, stream(seed, "world", "judge", attack.name))
     ]
     if isinstance(attack, Incomplete):
         measurements += attack.missing(cases, knowledge)

@@ -15,7 +15,7 @@ from fdgsec.experiments.report.accuracy import accuracy_document
 from fdgsec.experiments.report.schema import AttackReport
 from fdgsec.experiments.run_config import RunConfig, on_stated_threads
 from fdgsec.experiments.setup.defenses import defense_stack_of
-from fdgsec.experiments.setup.run_inputs import division_of, method_of
+from fdgsec.experiments.setup.run_inputs import divided, method_of
 from fdgsec.experiments.train import report_of, write_run
 from fdgsec.federation.run_folder import check_replaceable
 from fdgsec.runtime.errors import DataError, DatasetNotFoundError, UsageError
@@ -96,5 +96,5 @@ def _data_document(
         else [str(unseen.domain_names[d]) for d in torch.unique(unseen.domains).tolist()],
         "classes": list(classes),
         "roles": roles,
-        **({} if (division := division_of(config.defenses)) == "stratified" else {"division": division}),
+        **divided(config),
     }

@@ -174,6 +174,12 @@ def division_of(defenses: Iterable[Defense]) -> Division:
     return "names" if mechanisms else "stratified"
 
 
+def divided(config: RunConfig) -> dict[str, object]:
+    """What a report says of the division of clients' images: nothing where it was by class."""
+    division = division_of(config.defenses)
+    return {} if division == "stratified" else {"division": division}
+
+
 def attacked_clients(world: World, roles: Roles, config: RunConfig, method: Method) -> list[Client]:
     """The clients of an attacked run: only images with the federation role, split if the method needs validation."""
     division = division_of(config.defenses)
