@@ -24,6 +24,17 @@ of .02 is an AUC of .98 with the wrong sign. The chance of a balanced accuracy i
 that a client lacks falls below it."""
 
 
+def lies_behind_chance(name: str, low: float, high: float, chance: float, *, higher: bool) -> bool:
+    """Whether an interval excludes chance on the other side than a leak's, and reaches beyond the margin there.
+
+    `higher` says that higher values are a leak. Always false for measurements that may miss chance without knowledge of
+    the truth (all but `SIGNED`)."""
+    if name not in SIGNED:
+        return False
+    limit = beyond(chance, margin_of(name), higher=not higher)
+    return high < chance and low < limit if higher else low > chance and high > limit
+
+
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
     """One number with its interval and its chance level: the same statistic without the victim's artifact.
@@ -127,16 +138,12 @@ class Measurement:
 
     @property
     def _lies_behind_chance(self) -> bool:
-        """Whether the interval excludes chance on the other side than a leak's, and reaches beyond the margin there."""
-        if self.name not in SIGNED or not self.judged:
+        if not self.judged:
             return False
         assert self.low is not None
         assert self.high is not None
         assert self.chance is not None
-        limit = beyond(self.chance, margin_of(self.name), higher=self.higher_is != "leak")
-        if self.higher_is == "leak":
-            return self.high < self.chance and self.low < limit
-        return self.low > self.chance and self.high > limit
+        return lies_behind_chance(self.name, self.low, self.high, self.chance, higher=self.higher_is == "leak")
 
     @property
     def _reach(self) -> float:

@@ -67,7 +67,7 @@ class EncoderColumn:
             return self.missing or "no report has a row that could decide it"
         failed = sum(not one.controlled for one in self.findings)
         said = [f"a control failed with {failed} of {len(self.findings)} seeds"] if failed else []
-        said += [one.decisive.reservation for one in self.findings if one.decisive and one.decisive.reservation]
+        said += [one.reservation for one in self.findings if one.reservation]
         return "; ".join(dict.fromkeys(said))
 
     def document(self, seeds: Sequence[int]) -> dict[str, Any]:

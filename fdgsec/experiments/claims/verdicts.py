@@ -14,15 +14,18 @@ p-value counts. Holm's adjustment is over all testable claims that were asked fo
 
 *contradicted*: the adjusted p-value is at most .05. *supported*: in at least as many seeds, in every population, the
 upper end of the interval of some criterion that can support lies below its threshold, in a row that is evidence of
-protection; a population without evidence leaves it open. In both cases a run counts only if all positive and negative
-controls of its attack passed. *undecided*: anything else."""
+protection; a population without evidence leaves it open, and so does a question that the attack could not answer. An
+attack that is wrong more often than chance is no evidence: its answers depend on the truth. In both cases a run counts
+only if all positive and negative controls of its attack passed. *undecided*: anything else."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from fdgsec.experiments.report.schema import NOT_ANSWERED
 from fdgsec.metrics.effect_sizes import Margin, beyond, half_way, margin_of
+from fdgsec.metrics.measurement import lies_behind_chance
 from fdgsec.metrics.significance import holm, normal_pvalue
 
 Verdict = Literal["contradicted", "supported", "undecided", "not a testable claim", "not run"]
@@ -136,11 +139,13 @@ class Evidence:
 class Finding:
     """A claim's evidence in one run, by population; `controlled` says that all controls of the attack passed.
 
-    `incomplete` populations have rows that fit a criterion, and lack evidence for one."""
+    `incomplete` populations have rows that fit a criterion, and lack evidence for one. `unanswered` are the questions
+    that the attack asks and could not answer, which may be about further populations."""
 
     populations: Sequence[Sequence[Evidence]]
     controlled: bool
     incomplete: int = 0
+    unanswered: tuple[str, ...] = ()
 
     @property
     def p_value(self) -> float:
@@ -152,7 +157,15 @@ class Finding:
     def quiet(self) -> bool:
         """Whether in every population some criterion that can support is below its threshold, by its upper bound."""
         below = all(any(e.under for e in population) for population in self.populations)
-        return self.controlled and bool(self.populations) and not self.incomplete and below
+        whole = bool(self.populations) and not self.incomplete and not self.unanswered
+        return self.controlled and whole and below
+
+    @property
+    def reservation(self) -> str:
+        """Why a run without a leak is no evidence of protection; empty where it is."""
+        decisive = self.decisive
+        said = [decisive.reservation] if decisive and decisive.reservation else []
+        return "; ".join([*said, *(f"not answered: {question}" for question in self.unanswered)])
 
     @property
     def decisive(self) -> Evidence | None:
@@ -193,7 +206,10 @@ def finding(
             if evidence is not None:
                 found[where][number] = evidence
     complete = [list(population.values()) for population in found.values() if len(population) == len(criteria)]
-    return Finding(populations=complete, controlled=controlled, incomplete=len(found) - len(complete))
+    return Finding(
+        populations=complete, controlled=controlled, incomplete=len(found) - len(complete),
+        unanswered=tuple(str(row["slice"][NOT_ANSWERED]) for row in rows if NOT_ANSWERED in row["slice"]),
+    )  # fmt: skip
 
 
 def _by_population(
@@ -290,6 +306,9 @@ def _judged(row: Row) -> bool:
 
 def reservation_of(row: Row) -> str:
     """Why a row without a leak is no evidence of protection; empty where it is."""
+    interval = row["low"], row["high"], row["chance"]
+    if lies_behind_chance(row["name"], *interval, higher=row["higher_is"] == "leak"):
+        return "worse than chance, so the answers do depend on the truth"
     defenses = row.get("not_adapted_to")
     return row.get("unread") or (f"the attack is not adapted to {defenses}" if defenses else "")
 

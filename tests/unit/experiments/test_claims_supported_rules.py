@@ -1,9 +1,34 @@
 """What must not support a claim: an attack that recovers what the claim says cannot be recovered."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import pytest
 
 from fdgsec.experiments.claims.catalogue import ledger
-from fdgsec.experiments.claims.verdicts import Column, finding, verdicts
+from fdgsec.experiments.claims.verdicts import Column, Criterion, Finding, finding, verdicts
+from fdgsec.experiments.report.schema import NOT_ANSWERED
+
+Row = Mapping[str, Any]
+AUC = Criterion(measurement="auc")
+NOT_MEASURED: Row = {
+    "name": "auc", "value": None, "low": None, "high": None, "chance": None, "n": 0, "higher_is": "leak",
+    "p_value": None, "unavailable": "too few images of cartoon", "slice": {NOT_ANSWERED: "clients of 130"},
+}  # fmt: skip
+
+
+def auc(low: float, high: float, **where: str) -> Row:
+    """A row of 200 records whose interval is (low, high)."""
+    return {
+        "name": "auc", "value": (low + high) / 2, "low": low, "high": high, "chance": 0.5, "n": 200,
+        "higher_is": "leak", "p_value": 0.5, "slice": where,
+    }  # fmt: skip
+
+
+def verdict(rows: Sequence[Row], *, compared: float | Sequence[Row] | None = None) -> tuple[str, Finding]:
+    """What five runs with the same rows say, and one of them."""
+    found = finding(rows, [AUC], controlled=True, compared=compared)
+    return verdicts({"claim": [Column(findings=[found] * 5)]})["claim"], found
 
 
 @pytest.mark.parametrize("name", ["ccst-outsider-reconstruction", "ccst-client-reconstruction"])
@@ -23,3 +48,36 @@ def test_pictures_that_pick_their_image_nearly_always_do_not_support_that_none_i
     found = finding(rows, claim.rows(), controlled=True)
 
     assert verdicts({name: [Column(findings=[found] * 5)]})[name] != "supported"
+
+
+def test_an_attack_that_is_wrong_more_often_than_chance_does_not_support_that_nothing_leaks() -> None:
+    """An AUC of .02 is one of .98 with the wrong sign."""
+    said, found = verdict([auc(0.0, 0.05, domain="photo")])
+
+    assert said == "undecided"
+    assert "worse than chance" in found.reservation
+
+
+def test_an_auc_a_little_below_chance_still_supports() -> None:
+    assert verdict([auc(0.47, 0.495, domain="photo")])[0] == "supported"
+    assert verdict([auc(0.43, 0.51, domain="photo")])[0] == "supported"
+
+
+def test_an_attack_that_a_defense_turns_over_does_not_support_that_the_defense_helps() -> None:
+    bare, turned = [auc(0.90, 0.96, domain="photo")], [auc(0.02, 0.08, domain="photo")]
+
+    assert verdict([auc(0.49, 0.52, domain="photo")], compared=bare)[0] == "supported"
+    assert verdict(turned, compared=bare)[0] == "undecided"
+
+
+def test_a_question_that_was_not_answered_leaves_the_claim_open() -> None:
+    said, found = verdict([auc(0.48, 0.52, domain="photo"), NOT_MEASURED])
+
+    assert said == "undecided"
+    assert found.reservation == "not answered: clients of 130"
+
+
+def test_a_question_that_was_not_answered_does_not_hide_a_contradiction() -> None:
+    leak = {**auc(0.90, 0.96, domain="photo"), "p_value": 1e-9}
+
+    assert verdict([leak, NOT_MEASURED])[0] == "contradicted"
