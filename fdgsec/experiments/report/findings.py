@@ -41,8 +41,8 @@ class Finding:
     """The row that stands for one attack, and how many of the attack's rows are flagged, or worse than chance.
 
     `alike` counts the rows of the same measurement that differ in domain and size alone, `alike_open` those of them
-    that neither are flagged nor show no leak, `faults` are
-    the failed controls in words; `spoiled` says that one of them is negative or through the target."""
+    that neither are flagged nor show no leak, and `unlike_open` those of other measurements. `faults` are the failed
+    controls in words; `spoiled` says that one of them is negative or through the target."""
 
     attack: str
     row: Measurement
@@ -50,6 +50,7 @@ class Finding:
     alike: int
     alike_flagged: int
     alike_open: int
+    unlike_open: int
     judged: int
     flagged: int
     worse: int
@@ -191,12 +192,14 @@ def finding_of(result: AttackResult) -> Finding | None:
     row, choice = found
     judged = [each for each in result.measurements if each.judged]
     alike = [each for each in judged if each.name == row.name and _apart_from_place(each) == _apart_from_place(row)]
+    still_open = [each for each in judged if not (each.leaks or each.worse_than_chance or each.verdict == NO_LEAK)]
+    alike_open = sum(each in alike for each in still_open)
     failed = {kind: sum(not one.passed for one in controls) for kind, controls in result.controls.items()}
     return Finding(
         attack=result.name, row=row, choice=choice, alike=len(alike),
         alike_flagged=sum(each.leaks for each in alike),
-        alike_open=sum(not (each.leaks or each.worse_than_chance or each.verdict == NO_LEAK) for each in alike),
-        judged=len(judged), flagged=sum(each.leaks for each in judged),
+        alike_open=alike_open, unlike_open=len(still_open) - alike_open, judged=len(judged),
+        flagged=sum(each.leaks for each in judged),
         worse=sum(each.worse_than_chance for each in judged if each is not row),
         faults=tuple(
             f"{count} of {len(result.controls[kind])} {kind.replace('-', ' ')} controls failed"
@@ -350,6 +353,8 @@ def _no_leak(report: AttackReport, findings: Sequence[Finding], failures: Sequen
         clauses.append(f"not decided by {listed(open_ones)}")
     if flagged:
         clauses.append(f"{flagged} of {sum(one.judged - 1 for one in findings)} other measurements are flagged")
+    elif begun.startswith("No leak shown") and (unlike_open := sum(one.unlike_open for one in findings)):
+        clauses.append(f"{unlike_open} of {sum(one.judged - 1 for one in findings)} other measurements are not decided")
     if failures:
         clauses.append(f"{listed(failures)} failed")
     return "; ".join([*clauses, *_stopped(report)]) + "."

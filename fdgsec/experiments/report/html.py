@@ -115,6 +115,13 @@ def _question(answer: Answer, results: Sequence[AttackResult]) -> Mapping[str, o
     }  # fmt: skip
 
 
+def _counted(found: Finding) -> str:
+    """How many of the attack's rows are flagged, and how many leave open whether anything leaks."""
+    left_open = found.alike_open + found.unlike_open
+    more = f", {left_open} not decided" if left_open else ""
+    return f"{found.flagged} of {found.judged} judged rows are flagged{more}."
+
+
 def _attack(result: AttackResult) -> Mapping[str, object]:
     found = finding_of(result)
     shown = list(result.measurements[:LEAD_ROWS])
@@ -128,7 +135,7 @@ def _attack(result: AttackResult) -> Mapping[str, object]:
         "name": result.name, "verdict": "no measurement that is judged" if found is None else found.verdict,
         "css": "open" if found is None else css_of(found.verdict),
         "says": found.phrase if found is not None and found.holds else "",
-        "flagged": "" if found is None else f"{found.flagged} of {found.judged} judged rows are flagged.",
+        "flagged": "" if found is None else _counted(found),
         "seconds": result.seconds, "rows": [_cells(row) for row in shown[:LEAD_ROWS]],
         "figures": [
             {"name": one.name, "title": one.title, "caption": one.caption, "src": _embedded(one)}

@@ -199,6 +199,15 @@ def test_a_flagged_row_beside_a_calm_headline_is_not_hidden():
     assert verdicts(findings)["what"] == "undecided: 1 of 1 other measurements are flagged"
 
 
+def test_an_all_clear_says_how_many_other_measurements_decide_nothing():
+    wide = row("tpr_at_1pct_fpr", 0.1, 0.0, 0.4, 0.01)
+
+    findings = found(done("membership", CALM, wide))
+
+    assert findings.sentence.startswith("No leak shown: 1 of 1 attacks")
+    assert findings.sentence.endswith("; 1 of 1 other measurements are not decided.")
+
+
 def test_members_that_are_known_almost_for_sure_are_no_average():
     rate = row("tpr_at_1pct_fpr", 0.6, 0.55, 0.65, 0.01)
 
