@@ -74,7 +74,8 @@ def side_by_side(work: Callable[[Part], Result], parts: Sequence[Part], *, most:
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     at_once = 1 if parent_process() is not None else min(most, cores // threads, len(parts))
     if at_once <= 1:
-        yield from map(work, parts)
+        for part in parts:  # a StopIteration of `work` would end `map` without a word
+            yield work(part)
         return
     from concurrent.futures import ThreadPoolExecutor
 

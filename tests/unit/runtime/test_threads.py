@@ -104,5 +104,19 @@ def test_what_is_under_way_ends_soon_once_nobody_waits_for_it(how: str, monkeypa
     assert 4 not in ended
 
 
+@pytest.mark.parametrize("cores", [1, 2])
+def test_no_part_is_left_out_without_a_word(cores: int, monkeypatch: pytest.MonkeyPatch):
+    """A forgotten default of `next` in a part would end the loop over all parts, as if there were no more."""
+    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _process: set(range(cores)), raising=False)
+    monkeypatch.setattr(threads.os, "cpu_count", lambda: cores)
+    torch.set_num_threads(1)
+
+    def work(part: int) -> int:
+        return next(iter([part] if part < 2 else []))
+
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        list(threads.side_by_side(work, [0, 1, 2, 3], most=2))
+
+
 def test_loops_elsewhere_are_not_ended():
     assert list(tracked(range(3), "short")) == [0, 1, 2]
