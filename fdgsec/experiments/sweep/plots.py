@@ -3,7 +3,8 @@
 Every mark is a number of sweep.json with its 95% interval. Defenses grow stronger from left to right, so that an axis
 of epsilon runs down; no defense, and values without a logarithm, have places of their own beside it. Where the option
 is a scale of noise, a second axis gives it in standard deviations between clients, and FISC's own settings are marked
-(its Table 10)."""
+(its Table 10). Accuracies that do not compare with that of no defense (optimizer steps that differ or are not known,
+own domains not learned) are crosses that no line joins."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,7 @@ NAMES = {
 }  # fmt: skip
 LABELS = {"scale": "noise scale s", "epsilon": "epsilon (smaller promises more)"}
 SMALL = 8
+NOT_COMPARABLE = "not comparable (see notes)"
 
 
 def figures(found: Row) -> dict[str, bytes]:
@@ -98,6 +100,7 @@ class OptionAxis:
 def against_option(found: Row) -> Canvas:
     """Attack success over the option, a line per attack with band, chance dashed, expected dotted; accuracy below."""
     scores = {point["value"]: point["score"] for point in found["accuracy"]}
+    unlike = _not_comparable(found)
     canvas = Canvas(figsize=(7.6, 6.0 if scores else 4.4), layout="constrained")
     upper, lower = (
         canvas.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": (3, 1.4)})
@@ -114,7 +117,7 @@ def against_option(found: Row) -> Canvas:
     if found["option"] == "scale":
         _noise_axis(upper, found, axis)
     if lower is not None:
-        _accuracy(lower, axis, scores)
+        _accuracy(lower, axis, scores, unlike)
     (lower or upper).set_xlabel(f"{LABELS.get(found['option'], found['option'])}; more privacy to the right")
     handles, labels = upper.get_legend_handles_labels()
     handles.append(Line2D([], [], color="0.35", linestyle="--", linewidth=1))
@@ -122,6 +125,9 @@ def against_option(found: Row) -> Canvas:
     if any(_law(found, name) for name in found["followed"]):
         handles.append(Line2D([], [], color="0.35", linestyle=":", linewidth=1))
         labels.append("expected")
+    if unlike:
+        handles.append(Line2D([], [], color="black", linestyle="", marker="x", markersize=5))
+        labels.append(f"accuracy {NOT_COMPARABLE}")
     canvas.legend(handles, labels, fontsize=SMALL, loc="outside lower center", ncols=3, frameon=False)
     canvas.suptitle(_title(found), fontsize=10)
     return canvas
@@ -134,18 +140,19 @@ def pareto(found: Row) -> Canvas:
     panels = canvas.subplots(1, len(names), sharey=True, squeeze=False)[0]
     scores = {point["value"]: point["score"] for point in found["accuracy"]}
     rows = {point["value"]: point["rows"] for point in found["privacy"]}
+    unlike = _not_comparable(found)
     place = OptionAxis.of(found).places
     values = sorted((value for value in scores if value in rows), key=lambda value: place[value])
     shades = {value: to_hex(colormaps["viridis"](0.85 * n / max(len(values) - 1, 1))) for n, value in enumerate(values)}
     for axes, name in zip(panels, names, strict=True):
         both = [value for value in values if _measured(rows[value].get(name))]
-        line = [(rows[value][name]["value"], scores[value]["value"]) for value in both]
+        line = [(rows[value][name]["value"], scores[value]["value"]) for value in both if value not in unlike]
         axes.plot(*zip(*line, strict=True), color="0.75", linewidth=0.8, zorder=1) if line else None
         for value in both:
             row, score = rows[value][name], scores[value]
             axes.errorbar(
                 [row["value"]], [score["value"]], xerr=_reach([row]), yerr=_reach([score]), elinewidth=0.8, capsize=2,
-                markersize=6, **_mark(value, shades[value]),
+                markersize=6, **_mark(value, shades[value], unlike),
             )  # fmt: skip
         chance = rows[both[0]][name]["chance"] if both else None
         if chance is not None:
@@ -154,20 +161,29 @@ def pareto(found: Row) -> Canvas:
         axes.set_xlim(-0.04, 1.06)
         axes.grid(alpha=0.2)
     panels[0].set_ylabel("accuracy, unseen domain")
-    handles = [Line2D([], [], linestyle="", markersize=6, **_mark(value, shades[value])) for value in values]
+    handles = [Line2D([], [], linestyle="", markersize=6, **_mark(value, shades[value], unlike)) for value in values]
     handles.append(Line2D([], [], color="0.35", linestyle="--", linewidth=1))
-    labels = ["none" if value is None else f"{value:g}" for value in values]
+    labels = [*("none" if value is None else f"{value:g}" for value in values), "chance"]
+    if unlike & set(values):
+        handles.append(Line2D([], [], color="0.35", linestyle="", marker="x", markersize=6))
+        labels.append(NOT_COMPARABLE.replace(" (", "\n("))
     canvas.legend(
-        handles, [*labels, "chance"], title=found["option"], fontsize=SMALL, title_fontsize=SMALL,
+        handles, labels, title=found["option"], fontsize=SMALL, title_fontsize=SMALL,
         loc="outside right center", frameon=False,
     )  # fmt: skip
     canvas.suptitle(_title(found), fontsize=10)
     return canvas
 
 
-def _mark(value: float | None, shade: str) -> dict[str, Any]:
-    """Hollow where there is no defense."""
-    return {"marker": "o", "color": shade, "markerfacecolor": "white" if value is None else shade}
+def _not_comparable(found: Row) -> set[float | None]:
+    """The values whose accuracy does not compare with that of no defense."""
+    return {point["value"] for point in found["accuracy"] if point.get("notes")}
+
+
+def _mark(value: float | None, shade: str, unlike: set[float | None]) -> dict[str, Any]:
+    """Hollow where there is no defense, a cross where the accuracy does not compare."""
+    marker = "x" if value in unlike else "o"
+    return {"marker": marker, "color": shade, "markerfacecolor": "white" if value is None else shade}
 
 
 def _measured(row: Row | None) -> bool:
@@ -251,11 +267,16 @@ def _shifted(by: float) -> tuple[Callable[[ArrayLike], ArrayLike], Callable[[Arr
     )
 
 
-def _accuracy(axes: Axes, axis: OptionAxis, scores: Mapping[float | None, Row]) -> None:
+def _accuracy(
+    axes: Axes, axis: OptionAxis, scores: Mapping[float | None, Row], unlike: set[float | None]
+) -> None:
     values = sorted((value for value in scores if value is not None), key=lambda value: axis.places[value])
-    across, rows = [axis.places[value] for value in values], [scores[value] for value in values]
-    middle = [row["value"] for row in rows]
-    axes.errorbar(across, middle, yerr=_reach(rows), fmt="ks-", markersize=4, linewidth=1, capsize=2, elinewidth=0.8)
+    for drawn, mark in (([v for v in values if v not in unlike], "ks-"), ([v for v in values if v in unlike], "kx")):
+        rows = [scores[value] for value in drawn]
+        axes.errorbar(
+            [axis.places[value] for value in drawn], [row["value"] for row in rows], yerr=_reach(rows), fmt=mark,
+            markersize=4, linewidth=1, capsize=2, elinewidth=0.8,
+        )  # fmt: skip
     bare = scores.get(None)
     if bare is not None:
         axes.axhline(bare["value"], color="black", linestyle=(0, (1, 2)), linewidth=1)

@@ -25,6 +25,22 @@ def test_both_figures_are_drawn_and_equal_numbers_give_equal_bytes():
     assert all(png.startswith(b"\x89PNG") for png in first.values())
 
 
+def test_accuracies_that_do_not_compare_are_crosses_that_no_line_joins():
+    found = curve(NOISE, SCORES)
+    found["accuracy"] = [
+        point | {"notes": ["27 steps against 9"] if point["value"] == 0.1 else []} for point in found["accuracy"]
+    ]
+
+    panel, lower = pareto(found).axes[0], against_option(found).axes[1]
+    markers = {str(line.get_marker()) for line in panel.lines}
+    joined = next(line for line in lower.lines if line.get_linestyle() == "-" and line.get_marker() == "s")
+
+    assert {"x", "o"} <= markers
+    assert len(panel.lines[0].get_xdata()) == len(SCORES) - 1
+    assert len(joined.get_xdata()) == len(SCORES) - 2  # no defense stands aside
+    assert not any(line.get_marker() == "x" for line in pareto(curve(NOISE, SCORES)).axes[0].lines)
+
+
 def test_without_accuracy_there_is_one_figure_with_one_panel():
     found = curve(NOISE)
 
