@@ -31,11 +31,13 @@ test slow: export OMP_NUM_THREADS = 1
 # pytest keeps the tests that it has compiled, else every worker compiles all of them in every run
 test slow: export PYTHONDONTWRITEBYTECODE =
 
+# tests of less than a second each
 test: $(VENV)/installed
-	$(BIN)/python -m pytest -n auto -m "not slow"
+	$(BIN)/python -m pytest -n auto -m "not (medium or slow)"
 
+# all others: CI runs both
 slow: $(VENV)/installed
-	$(BIN)/python -m pytest -n auto -m slow
+	$(BIN)/python -m pytest -n auto -m "medium or slow"
 
 # lines and branches of four packages that tests reach; `make test` has these tests and others
 COVERED := federation privacy threats metrics

@@ -54,6 +54,7 @@ def test_an_unknown_name_is_an_attribute_error():
         import_module("fdgsec.federation").Methodd  # noqa: B018
 
 
+@pytest.mark.medium
 def test_faces_load_nothing_until_a_name_is_asked_for():
     code = (
         f"import sys, importlib; [importlib.import_module(name) for name in {FACES!r}]; import fdgsec.runtime.errors; "

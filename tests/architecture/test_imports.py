@@ -37,6 +37,7 @@ def test_the_table_lists_packages_from_the_top_down():
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=module_of)
+@pytest.mark.medium
 def test_a_module_imports_only_packages_below_its_own(path: Path):
     package, packages = package_of(module_of(path)), {package_of(module) for module in modules_imported(path)}
 
@@ -113,6 +114,7 @@ def test_flower_is_imported_by_its_engine_and_its_apps_alone():
     assert offenders == set()
 
 
+@pytest.mark.medium
 def test_neither_the_package_nor_its_command_line_loads_flower():
     code = (
         "import sys, fdgsec, fdgsec.cli.app; fdgsec.cli.app.main(['list', 'methods']); "
@@ -123,6 +125,7 @@ def test_neither_the_package_nor_its_command_line_loads_flower():
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.medium
 def test_nothing_can_execute_code_on_load():
     forbidden = re.compile(r"\bimport pickle\b|\beval\(|\bexec\(|torch\.load\((?![^)]*weights_only=True)")
     offenders = [str(path) for path in SOURCES if forbidden.search(path.read_text().replace(".eval(", ""))]

@@ -51,6 +51,7 @@ CHECKED = [
 
 
 @pytest.mark.parametrize("protocol", CHECKED, ids=lambda node: node.name)
+@pytest.mark.medium
 def test_some_class_has_all_members_of_a_protocol(protocol: ast.ClassDef):
     found = [name for name, known in implementers() if members(protocol) <= known]
 

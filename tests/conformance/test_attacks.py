@@ -163,6 +163,7 @@ LIARS = [
 @pytest.mark.parametrize(
     ("liar", "promise"), LIARS, ids=lambda value: "" if isinstance(value, str) else type(value).__name__
 )
+@pytest.mark.medium
 def test_a_liar_is_found_out_and_told_which_promise_it_broke(liar: object, promise: str):
     with pytest.raises(BrokenPromiseError, match=promise):
         check_attack(liar, target="ccst-overall", per_domain=60)
@@ -173,6 +174,7 @@ class Unregistered(CCST):
     """A method that no registry knows."""
 
 
+@pytest.mark.medium
 def test_an_attack_is_checked_on_a_method_that_no_registry_knows():
     with pytest.raises(BrokenPromiseError, match="the positive control reaches its goal"):
         check_attack(Guesses(), target=Unregistered(), per_domain=60)

@@ -125,6 +125,7 @@ class DoesNothing(Quantize):
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
 )
+@pytest.mark.medium
 def test_a_liar_is_found_out_and_told_which_promise_it_broke(liar: object, promise: str):
     with pytest.raises(BrokenPromiseError, match=promise):
         check_defense(liar, method=CCST(k=2))

@@ -55,14 +55,17 @@ def test_each_file_is_short(module: str):
     assert len([line for line in FILES[module].splitlines() if line.strip()]) <= LINES[module]
 
 
+@pytest.mark.medium
 def test_the_pages_method_keeps_every_promise(package: None):
     check_method("repainting")
 
 
+@pytest.mark.medium
 def test_the_pages_attack_keeps_every_promise(package: None):
     check_attack("color-tracing", target="repainting")
 
 
+@pytest.mark.medium
 def test_the_pages_defense_keeps_every_promise(package: None):
     check_defense("coarse-colors", method="repainting")
 
@@ -75,6 +78,7 @@ def test_the_method_sends_what_the_page_says(package: None):
     assert {kind for _, _, kind, _ in sent[8:]} == {"ModelState", "Scores"}
 
 
+@pytest.mark.medium
 def test_the_method_trains_on_other_pixels_only_where_it_repaints(package: None):
     members = four_clients()
     never = federated(made("repainting", "Repainting", share_repainted=0.0), members, recode=False)

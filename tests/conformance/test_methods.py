@@ -32,11 +32,13 @@ LIGHT: Mapping[str, Mapping[str, object]] = {
 
 
 @pytest.mark.parametrize("name", METHODS)
+@pytest.mark.medium
 def test_a_bundled_method_keeps_every_promise(name: str):
     check_method(build(resolve("methods", name), {**SMALL, **LIGHT.get(name, {})}, where="method"))
 
 
 @pytest.mark.parametrize("name", METHODS)
+@pytest.mark.medium
 def test_two_rounds_train_body_and_head(name: str):
     method: Method = build(resolve("methods", name), SMALL, where="method").fitting(CLIENTS)
     start, outcome = start_of(method).state.tensors(), federated(method, four_clients(), recode=False)
@@ -184,11 +186,13 @@ class SwapsOwnersOfClients(CCST):
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
 )
+@pytest.mark.medium
 def test_a_liar_is_found_out_and_told_which_promise_it_broke(liar: object, promise: str):
     with pytest.raises((BrokenPromiseError, UsageError), match=promise):
         check_method(liar)
 
 
+@pytest.mark.medium
 def test_a_name_and_a_class_are_checked_with_default_options():
     check_method("fedavg")
     check_method(FedAvg)

@@ -70,6 +70,7 @@ def sent(method: Method, members: list[Client]) -> set[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS, ids=[f"{name} {options}" for name, options in VARIANTS])
+@pytest.mark.medium
 def test_what_was_sent_is_what_is_declared(name: str, options: dict[str, object], members: list[Client]):
     method: Method = build(resolve("methods", name), {**SMALL, **options}, where="method")
     method = method.fitting(CLIENTS)
@@ -82,6 +83,7 @@ def test_what_was_sent_is_what_is_declared(name: str, options: dict[str, object]
     [CrossEvaluation(base=CCST(k=2)), Stacked(base=CCST(k=2), local=FedDG()), Stacked(base=FedAvg(), local=FedDG())],
     ids=["ccst++", "ccst with feddg", "fedavg with feddg"],
 )
+@pytest.mark.medium
 def test_a_method_on_top_declares_what_both_send(method: Method, members: list[Client]):
     assert sent(method, members) == declared(method)
 

@@ -88,6 +88,7 @@ def beside_the_model(method: Method, members: list[Client]) -> list[Message]:
 
 
 @pytest.mark.parametrize("name", TABLE)
+@pytest.mark.medium
 def test_a_style_method_sends_what_its_paper_says_and_nothing_else(name: str, members: list[Client]):
     options, lines = TABLE[name]
     method = build(resolve("methods", name), {"plan": {"batch_size": 8}, **options}, where="method").fitting(4)
@@ -113,6 +114,7 @@ def test_a_style_method_sends_what_its_paper_says_and_nothing_else(name: str, me
     assert told == len(sent)
 
 
+@pytest.mark.medium
 def test_stablefdg_gives_each_client_another_ones_distribution_once(members: list[Client]):
     method = build(resolve("methods", "stablefdg"), {"plan": {"batch_size": 8}}, where="method")
 
@@ -125,6 +127,7 @@ def test_stablefdg_gives_each_client_another_ones_distribution_once(members: lis
         assert all(receiver != owner for receiver, owner in down.items())
 
 
+@pytest.mark.medium
 def test_nobody_receives_its_own_rows_of_fedaligns_pool(members: list[Client]):
     sent = beside_the_model(build(resolve("methods", "fedalign"), {"plan": {"batch_size": 8}}, where="method"), members)
 
@@ -134,6 +137,7 @@ def test_nobody_receives_its_own_rows_of_fedaligns_pool(members: list[Client]):
             assert owners == {0, 1, 2, 3} - {int(message.receiver.partition(":")[2])}
 
 
+@pytest.mark.medium
 def test_feddag_sends_teacher_generator_and_perturbed_teacher_and_peers_see_every_others(members: list[Client]):
     method = build(resolve("methods", "feddag"), {"plan": {"batch_size": 8}, "generator": "fcn16"}, where="method")
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 
+import pytest
+
 from docs.site import cli_reference, glossary_page
 from fdgsec.experiments.explain import explain
 from fdgsec.experiments.run_config import presets
@@ -74,6 +76,7 @@ def _strings(module: Path) -> Iterator[str]:
             yield node.value
 
 
+@pytest.mark.medium
 def test_old_words_are_gone():
     found = []
     for place, text in texts():
@@ -112,6 +115,7 @@ def public(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
                 yield from ((f"{node.name}.{each.name}", each) for each in inner if not each.name.startswith("_"))
 
 
+@pytest.mark.medium
 def test_every_public_name_has_a_docstring():
     named, bare = 0, []
     for module in sorted((ROOT / folder for folder in ("fdgsec", "attacks", "methods", "defenses")), key=str):

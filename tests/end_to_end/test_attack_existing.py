@@ -14,6 +14,8 @@ from fdgsec.experiments.attack_measurements import MEASUREMENTS
 from fdgsec.experiments.report.headlines import DESCRIPTIVE
 from tests.support.own_vectors import own
 
+pytestmark = pytest.mark.medium
+
 SMALL = ["--dataset", "shapes", "--per-domain", "210", "--image-size", "16", "--encoder", "pixels"]
 FAST = ("reidentification", "membership", "differencing")
 OPTIONS = ("attacks.membership.clients=8", "attacks.membership.row_size=40", "attacks.membership.sizes=[40]")

@@ -82,6 +82,7 @@ def test_the_run_directory_holds_the_report_in_every_form(runs: Runs):
     assert not list(out.parent.glob(".run.*"))
 
 
+@pytest.mark.medium
 def test_every_measurement_has_chance_and_interval_or_says_why_not(runs: Runs):
     _, report, _ = runs("ccst-single")
 
@@ -128,6 +129,7 @@ def test_a_known_image_is_found_behind_its_single_style(runs: Runs):
     assert all(value is not None and value >= 0.95 for value in known)
 
 
+@pytest.mark.medium
 def test_an_attack_that_needs_more_than_the_adversary_knows_is_skipped_with_the_reason(cache: Path):
     report = attacked("ccst-overall", None, adversary="client")
 
@@ -144,6 +146,7 @@ def test_the_transcript_of_the_exchange_lists_every_message(runs: Runs):
     assert [row[1] for row in sent[3:]] == ["client:0", "client:1", "client:2"]
 
 
+@pytest.mark.medium
 def test_the_command_line_prints_the_document_and_nothing_else(
     cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -157,6 +160,7 @@ def test_the_command_line_prints_the_document_and_nothing_else(
     assert captured.err == ""
 
 
+@pytest.mark.medium
 def test_a_dry_run_says_what_would_run_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     small = ["--per-domain", "84", "--image-size", "32"]
     code = main(["attack", "--target", "ccst-overall", *small, "--dry-run", "--out", str(tmp_path / "r")])
@@ -180,6 +184,7 @@ def test_an_attack_asked_for_by_name_that_cannot_read_the_target_is_refused(
 
 
 @pytest.mark.parametrize("verb", [[], ["--dry-run"]])
+@pytest.mark.medium
 def test_an_attack_asked_for_by_name_that_has_nothing_to_ask_ends_with_exit_code_2(
     verb: list[str], cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -211,6 +216,7 @@ def test_a_dry_run_compares_the_release_with_what_attacks_take_it_for(
     assert "not applicable: the release 'style' is not" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.medium
 def test_training_reports_accuracy_on_the_unseen_domain(cache: Path, tmp_path: Path):
     report = fdgsec.train("ccst", rounds=1, out=tmp_path / "run", **dict(SMALL, per_domain=28))
 

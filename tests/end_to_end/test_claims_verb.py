@@ -14,6 +14,8 @@ from fdgsec.experiments.claims.measured_runs import ClaimsRequest
 from fdgsec.experiments.claims.run_claims import chosen_claims, reproducing_command
 from tests.support.short_inversion import BRIEF
 
+pytestmark = pytest.mark.medium
+
 SMALL = ["--dataset", "shapes", "--per-domain", "60", "--image-size", "32"]
 DECIDED = "ccst-client-reconstruction"
 ASKED = ["--claim", DECIDED, "--claim", "fedalign-summaries", "--seeds", "0,1"]

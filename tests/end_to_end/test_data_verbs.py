@@ -52,6 +52,7 @@ def test_a_check_counts_domains_and_classes(mine: Path, capsys: pytest.CaptureFi
     assert words[words.index("winter") : words.index("winter") + 4] == ["winter", "30", "30", "60"]
 
 
+@pytest.mark.medium
 def test_a_folder_of_ones_own_can_be_attacked(mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     command = [

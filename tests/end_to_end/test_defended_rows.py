@@ -18,6 +18,7 @@ def test_no_attack_fails_on_rows_behind_style_noise(own_cache: object):
 
 
 @pytest.mark.parametrize("defense", ["guards", "k-anonymous:k=2"])
+@pytest.mark.medium
 def test_a_defense_without_noise_on_means_does_not_end_linkage(defense: str):
     report = fdgsec.attack(
         "ccst-overall", defenses=[defense], attacks=["linkage"], per_domain=84, image_size=16, encoder="pixels",

@@ -50,6 +50,7 @@ def linked(report: AttackReport) -> dict[str, float]:
 
 @pytest.mark.parametrize("defense", ["secure-aggregation", "shuffle"])
 @pytest.mark.parametrize("adversary", ["server", "client"])
+@pytest.mark.medium
 def test_what_a_policy_hides_is_a_reason_and_not_a_failure(defense: str, adversary: str):
     report = attacked("ccst-overall", ATTACKS, defense, adversary=adversary)
 
@@ -60,6 +61,7 @@ def test_what_a_policy_hides_is_a_reason_and_not_a_failure(defense: str, adversa
     assert senders == ({"clients"} if defense == "secure-aggregation" else {f"anonymous:{n}" for n in range(3)})
 
 
+@pytest.mark.medium
 def test_a_look_up_finds_an_image_in_its_groups_mean_once_in_k_times_at_most():
     plain = attacked("ccst-single", ["reidentification"], "")
     grouped = attacked("ccst-single", ["reidentification"], "k-anonymous:k=2")
@@ -81,6 +83,7 @@ def _best(report: AttackReport) -> dict[str, float]:
     return found
 
 
+@pytest.mark.medium
 def test_a_quiet_style_is_linked_and_a_loud_one_is_not():
     quiet = linked(attacked("ccst-overall", ["linkage"], "style-noise:p=0.1,scale=0.05"))
     loud = linked(attacked("ccst-overall", ["linkage"], "style-noise:p=0.1,scale=1000.0"))

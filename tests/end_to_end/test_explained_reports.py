@@ -48,6 +48,7 @@ def unexplained(report: AttackReport, capsys: pytest.CaptureFixture[str]) -> lis
     return found
 
 
+@pytest.mark.medium
 def test_every_word_of_a_report_is_explained(own_cache: Path, capsys: pytest.CaptureFixture[str]):
     report = fdgsec.attack(
         "ccst-single", attacks=["differencing", "membership", "reidentification", "label-inference"],

@@ -55,6 +55,7 @@ def owners() -> Tensor:
     return owner
 
 
+@pytest.mark.medium
 def test_a_dict_of_arrays_is_attacked_in_ten_lines(images: Tensor, owners: Tensor):
     styles = {
         "hospital A": pooled(images[:60][owners == 1]).numpy(),
@@ -68,6 +69,7 @@ def test_a_dict_of_arrays_is_attacked_in_ten_lines(images: Tensor, owners: Tenso
     assert "names every image of 2 of 2 clients among 60 candidates" in report.sentence
 
 
+@pytest.mark.medium
 def test_images_in_a_folder_and_an_encoder_by_name_are_candidates_too(images: Tensor, owners: Tensor, tmp_path: Path):
     from PIL import Image
 
@@ -111,6 +113,7 @@ def foreign_loop(send: Callable[..., None], images: Tensor) -> None:
             send("prototypes", {0: torch.ones(3), 2: torch.zeros(3)}, sender=f"hospital {client}", round=number)
 
 
+@pytest.mark.medium
 def test_a_recorded_loop_is_attacked_as_a_run(images: Tensor, tmp_path: Path):
     with fdgsec.record(str(tmp_path / "wire")) as wire:
         foreign_loop(wire.send, images)
@@ -124,6 +127,7 @@ def test_a_recorded_loop_is_attacked_as_a_run(images: Tensor, tmp_path: Path):
     assert fdgsec.AttackReport.load(tmp_path / "report").sentence == report.sentence
 
 
+@pytest.mark.medium
 def test_the_command_line_attacks_a_recording_and_takes_candidates_for_it(
     images: Tensor, owners: Tensor, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -209,6 +213,7 @@ def test_names_of_a_recording_are_no_formulas_in_the_table_of_guesses(tmp_path: 
     assert {"'=1+1", "'@SUM(A1)", 'a, "b"'} <= set(cells)
 
 
+@pytest.mark.medium
 def test_a_loop_that_fails_leaves_what_it_sent_and_says_so(tmp_path: Path):
     def loop() -> None:
         with fdgsec.record(tmp_path / "wire") as wire:
@@ -287,6 +292,7 @@ def test_a_mod_refuses_metrics_that_are_not_finite_by_their_name(value: Any, tmp
         metrics_through(tmp_path / "wire", MetricRecord({"accuracy": 0.5, "loss": value}))
 
 
+@pytest.mark.medium
 def test_what_a_recording_holds_and_nobody_reads_is_said(images: Tensor, tmp_path: Path):
     with fdgsec.record(tmp_path / "wire") as wire:
         for number in range(6):
@@ -316,6 +322,7 @@ def test_a_folder_is_recorded_into_by_one_loop_and_has_a_name_for_each_party(tmp
         fdgsec.attack_run(tmp_path / "wire")
 
 
+@pytest.mark.medium
 def test_a_flower_mod_records_what_clients_receive_and_send(tmp_path: Path):
     replies = [node(tmp_path / "wire", partition=number) for number in range(3)]
 

@@ -65,6 +65,7 @@ def renamed_unit(document: dict[str, Any]) -> None:
         row["unit"] = "kept"
 
 
+@pytest.mark.medium
 def test_an_interrupted_command_goes_on_to_the_same_bytes(
     own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -79,6 +80,7 @@ def test_an_interrupted_command_goes_on_to_the_same_bytes(
     assert not resumed.reused
 
 
+@pytest.mark.medium
 def test_a_kept_attack_is_used_again_where_everything_that_decides_it_is_the_same(own_cache: Path):
     config = settings(attacks=("pool-exposure",))
     first = attacked(config)
@@ -98,6 +100,7 @@ def test_a_kept_attack_is_used_again_where_everything_that_decides_it_is_the_sam
     assert text(attacked(config)) == text(replace(first, reused=True))
 
 
+@pytest.mark.medium
 def test_a_damaged_one_is_said_and_made_again(own_cache: Path, capsys: pytest.CaptureFixture[str]):
     config = settings(attacks=("pool-exposure",))
     before = text(replace(attacked(config), reused=True))
@@ -112,6 +115,7 @@ def test_a_damaged_one_is_said_and_made_again(own_cache: Path, capsys: pytest.Ca
         assert read_kept(path) is not None
 
 
+@pytest.mark.medium
 def test_one_attacks_file_is_not_read_for_another(own_cache: Path):
     attacked(settings(attacks=("pool-exposure", "label-inference")))
     one, other = kept(own_cache)
@@ -125,6 +129,7 @@ class Elsewhere(PoolExposure):
     """An attack whose code fdgsec's own hash does not cover."""
 
 
+@pytest.mark.medium
 def test_an_attack_from_elsewhere_is_not_kept(own_cache: Path):
     report = fdgsec.attack("ccst-single", per_domain=40, image_size=16, attacks=[Elsewhere(sizes=(9,), clients=4)])
 
@@ -132,6 +137,7 @@ def test_an_attack_from_elsewhere_is_not_kept(own_cache: Path):
     assert kept(own_cache) == []
 
 
+@pytest.mark.medium
 def test_a_cache_that_cannot_be_written_does_not_cost_the_report(own_cache: Path, capsys: pytest.CaptureFixture[str]):
     own_cache.mkdir()
     (own_cache / "attacks").touch()  # a file where the folder should be

@@ -45,6 +45,7 @@ def report_of(target: str, out: Path, attacks: Sequence[str], *, rounds: int = 0
         ("fediir", 1, {"HeadGradient"}, {"property-inference"}),
     ],
 )  # fmt: skip
+@pytest.mark.medium
 def test_attacks_that_read_what_is_sent_run_and_the_others_say_what_they_read(
     target: str, rounds: int, kinds: set[str], fitting: set[str], tmp_path: Path
 ):
@@ -69,6 +70,7 @@ def test_feddags_generators_and_teachers_are_traffic_of_the_report(tmp_path: Pat
     assert sent["exhibit", "ModelState"] == 6
 
 
+@pytest.mark.medium
 def test_an_image_in_hand_is_found_by_its_colors_in_fedaligns_pool(tmp_path: Path):
     report = report_of("fedalign", tmp_path / "run", ["reidentification"])
 
@@ -84,6 +86,7 @@ def test_an_image_in_hand_is_found_by_its_colors_in_fedaligns_pool(tmp_path: Pat
     assert report["encoder"] == "pixels"
 
 
+@pytest.mark.medium
 def test_fiscs_styles_are_no_means_over_images_and_are_not_parted_as_such(tmp_path: Path):
     parting, released_statistic = (
         ("differencing", "optimization-inversion"),
@@ -99,6 +102,7 @@ def test_fiscs_styles_are_no_means_over_images_and_are_not_parted_as_such(tmp_pa
     assert {row["slice"].get("cluster_size") for row in membership["measurements"]} > {None, "2-3"}
 
 
+@pytest.mark.medium
 def test_fiscs_styles_without_clusters_are_means_that_every_attack_on_styles_reads(tmp_path: Path):
     reading = {"differencing", "linkage", "domain-inference", "membership", "set-reconstruction", "style-inversion"}
     settings = [

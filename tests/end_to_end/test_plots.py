@@ -9,6 +9,8 @@ from PIL import Image
 from fdgsec.cli.app import main
 from fdgsec.experiments.paper_plots import plane
 
+pytestmark = pytest.mark.medium
+
 SMALL = [
     "--dataset",
     "shapes",

@@ -36,6 +36,7 @@ def cost(guarantee: Mapping[str, object]) -> float:
 
 
 @pytest.mark.parametrize("method", list(STYLES))
+@pytest.mark.medium
 def test_styles_and_model_compose_to_one_promise_with_its_split(method: str):
     run, *parts = promised(method, "dp-sgd:epsilon=8", "private-styles:epsilon=4")
 
@@ -48,6 +49,7 @@ def test_styles_and_model_compose_to_one_promise_with_its_split(method: str):
     assert max(split.values()) < cost(run) < sum(split.values())
 
 
+@pytest.mark.medium
 def test_feddags_model_generator_and_scores_compose_to_one_promise():
     run, *parts = promised("feddag-dp", "dp-sgd:epsilon=8", "private-scores:epsilon=4")
 
@@ -68,6 +70,7 @@ def test_feddags_model_generator_and_scores_compose_to_one_promise():
         ("stablefdg-dp", ["share/distribution", "update/model", "update/numbers"]),  # and so does the center
     ],
 )
+@pytest.mark.medium
 def test_dp_sgd_alone_leaves_the_run_without_a_promise_and_names_what_is_open(method: str, uncovered: Sequence[str]):
     run, *parts = promised(method, "dp-sgd:epsilon=8")
 
@@ -76,6 +79,7 @@ def test_dp_sgd_alone_leaves_the_run_without_a_promise_and_names_what_is_open(me
     assert all(0.98 * 8 <= cost(part) <= 8 for part in parts)
 
 
+@pytest.mark.medium
 def test_the_lines_of_the_command_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     arguments = (
         "train --method ccst --dataset shapes --rounds 1 --norm group --defense dp-sgd:epsilon=8 --set method.k=2"

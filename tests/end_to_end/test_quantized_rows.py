@@ -21,6 +21,7 @@ def rows(defense: str, *, name: str, **where: str) -> Sequence[Measurement]:
     return [row for row in found if where.items() <= row.slice.items() and "extraction" not in row.slice]
 
 
+@pytest.mark.medium
 def test_two_bits_hide_neither_the_image_behind_a_row_nor_its_membership(own_cache: object):
     ranked = rows("quantize:bits=2", name="top1", rows="as if released", transform="known")
     members = rows("quantize:bits=2", name="auc", question="released image", look="whole image")
@@ -31,6 +32,7 @@ def test_two_bits_hide_neither_the_image_behind_a_row_nor_its_membership(own_cac
     assert all(row.value is not None and row.value > 0.95 for row in members)
 
 
+@pytest.mark.medium
 def test_what_is_rounded_at_random_is_no_evidence_for_membership(own_cache: object):
     members = rows("quantize:bits=2,rounding=stochastic", name="auc", question="released image", look="whole image")
 
@@ -39,6 +41,7 @@ def test_what_is_rounded_at_random_is_no_evidence_for_membership(own_cache: obje
 
 
 @pytest.mark.parametrize("k", [8, 13])
+@pytest.mark.medium
 def test_groups_of_more_rows_than_a_probe_has_are_attacked_and_the_dry_run_says_so(
     k: int, own_cache: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -96,6 +96,7 @@ def test_a_device_that_is_not_there_is_bad_usage_also_where_nothing_is_trained(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.medium
 def test_a_report_that_does_not_fit_costs_nothing_that_was_finished(
     own_cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

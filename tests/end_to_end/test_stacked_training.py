@@ -13,6 +13,7 @@ from fdgsec.runtime.progress import NoProgress
 SMALL = ["--dataset", "shapes", "--per-domain", "14", "--image-size", "32", "--rounds", "1"]
 
 
+@pytest.mark.medium
 def test_ccst_with_mixstyle_and_tent_reports_both_names_and_both_accuracies(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -32,6 +33,7 @@ def test_ccst_with_mixstyle_and_tent_reports_both_names_and_both_accuracies(
     assert (config["local"], config["local_options"], config["adapt"]) == ("mixstyle", {"probability": 1.0}, "tent")
 
 
+@pytest.mark.medium
 def test_adapting_changes_neither_the_run_nor_the_plain_accuracy():
     plain, adapted = (
         train(RunConfig(method="fedavg", image_size=32, per_domain=14, rounds=1, adapt=adapt), data_root=None, out=None,

@@ -21,6 +21,7 @@ def own_threads():
     torch.set_num_threads(before)
 
 
+@pytest.mark.medium
 def test_the_process_may_have_any_number_of_threads_and_the_report_states_those_of_the_run(own_threads: None):
     reports = []
     for count in (1, 2):
@@ -32,6 +33,7 @@ def test_the_process_may_have_any_number_of_threads_and_the_report_states_those_
     assert [report.environment["threads"] for report in reports] == [1, 1]
 
 
+@pytest.mark.medium
 def test_a_run_on_two_threads_says_so():
     assert fdgsec.train("fedavg", threads=2, **SMALL).environment["threads"] == 2
 

@@ -12,6 +12,7 @@ from fdgsec.federation.artifacts import ModelState, decode
 SMALL = ["--dataset", "shapes", "--per-class", "6", "--image-size", "32", "--rounds", "1"]
 
 
+@pytest.mark.medium
 def test_several_seeds_leave_a_folder_each_and_their_mean(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["train", *SMALL, "--seeds", "2", "--seed", "5", "--out", str(tmp_path / "run")]) == 0
 
@@ -32,6 +33,7 @@ def test_several_seeds_leave_a_folder_each_and_their_mean(tmp_path: Path, capsys
     assert "mean over own domains" in printed
 
 
+@pytest.mark.medium
 def test_several_seeds_average_a_second_unseen_domain_and_adaptation_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -50,6 +52,7 @@ def test_several_seeds_average_a_second_unseen_domain_and_adaptation_too(
     assert "accuracy after tent" in printed
 
 
+@pytest.mark.medium
 def test_a_finished_seed_is_read_back_unless_it_or_its_settings_changed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -94,6 +97,7 @@ def test_the_model_stays_in_the_runs_folder(tmp_path: Path):
     assert all(torch.isfinite(value).all() for value in kept.tensors().values())
 
 
+@pytest.mark.medium
 def test_a_dry_run_measures_and_writes_nothing_and_its_bytes_are_those_of_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
@@ -114,6 +118,7 @@ def test_a_dry_run_measures_and_writes_nothing_and_its_bytes_are_those_of_the_ru
     assert told["seconds_round"] > 0
 
 
+@pytest.mark.medium
 def test_two_workers_train_the_same_run_and_go_with_the_local_engine_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -156,6 +161,7 @@ def test_what_cannot_be_trained_is_refused_in_one_line(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.medium
 def test_seeds_whose_clients_hold_different_domains_have_a_mean_over_those_of_all(tmp_path: Path):
     few = ["--per-class", "2", "--partition", "dirichlet", "--heterogeneity", "0.3", "--clients", "3"]
     given = ["--dataset", "shapes", "--image-size", "32", "--rounds", "1", "--backbone", "tiny", *few]

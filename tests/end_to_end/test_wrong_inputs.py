@@ -188,6 +188,7 @@ def test_there_are_a_hundred_and_every_verb_has_some():
 
 
 @pytest.mark.parametrize(("command", "code", "word"), TABLE, ids=[command for command, _, _ in TABLE])
+@pytest.mark.medium
 def test_a_wrong_input_is_one_line_with_its_exit_code_and_writes_nothing(
     command: str, code: int, word: str, places: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ):
@@ -238,6 +239,7 @@ def test_a_place_that_cannot_be_written_is_said_before_anything_is_computed(
 
 
 @pytest.mark.parametrize("verb", [verb for verb in WORK if verb != "claims" or not torch.cuda.is_available()])
+@pytest.mark.medium
 def test_a_gpu_that_is_not_there_is_said_before_anything_is_computed(
     verb: str, places: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ):

@@ -38,6 +38,7 @@ def test_valid_inputs_are_read(name: str, known: dict[str, Format]):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.medium
 def test_damaged_inputs_are_read_or_refused_in_time_and_memory(name: str, known: dict[str, Format]):
     row = fuzzed(known[name], seed=1, inputs=100, seconds=30, keep=False)
 
@@ -54,6 +55,7 @@ def test_damaged_inputs_are_read_or_refused_in_time_and_memory(name: str, known:
 @given(
     content=st.one_of(st.binary(max_size=300), st.text(max_size=100).map(lambda text: text.encode("utf-8", "replace")))
 )
+@pytest.mark.medium
 def test_arbitrary_inputs_are_read_or_refused_with_one_line(name: str, known: dict[str, Format], content: bytes):
     if name == "flower-message":  # Flower itself decodes its messages
         return

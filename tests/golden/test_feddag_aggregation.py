@@ -109,6 +109,7 @@ def rough_run(clients: list[Client]) -> Watched:
     return run(replace(METHOD, plan=plan, k=2, beta=0.7, rho=0.05, ema=0.5), clients, rounds=3)
 
 
+@pytest.mark.medium
 def test_aggregation_is_algorithm_2(clients: list[Client], rough_run: Watched):
     scores = slow_scores(rough_run, clients, rounds=3)
     expected = slow_algorithm_2(rough_run, clients, scores, k=2, beta=0.7)

@@ -123,6 +123,7 @@ def slow_algorithm_1(
                 mine.copy_(other)
 
 
+@pytest.mark.medium
 def test_training_is_algorithm_1(clients: list[Client]):
     data, plan = TrainingSet.of(clients[0].data), replace(PLAN, epochs=2)
     made = Networks.of(start().module().double(), start("other").module().double(), generator().double(), PLAN)

@@ -117,6 +117,7 @@ def same(first: State, second: State) -> bool:
 
 
 @pytest.mark.parametrize(("metric", "sign"), [("accuracy", -1), ("loss", 1)])
+@pytest.mark.medium
 def test_the_papers_rule_weighs_by_the_gap_between_aggregated_and_own_model(
     members: list[Client], metric: str, sign: int
 ):

@@ -37,6 +37,7 @@ def test_the_tables_have_the_sizes_that_their_authors_state():
 
 
 @pytest.mark.parametrize("name", ["adain_vgg", "adain_decoder", "squeezenet1_1", "inception_fid"])
+@pytest.mark.medium
 def test_a_file_with_these_keys_is_imported_tensor_for_tensor(name, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FDGSEC_CACHE", str(tmp_path / "cache"))
     state, file = seeded_state(name), tmp_path / "public.pth"

@@ -147,6 +147,7 @@ NETS: Mapping[Backbone, tuple[str, Callable[[State, Tensor], list[Tensor]], tupl
 @pytest.mark.parametrize("net", NETS)
 @pytest.mark.parametrize("sides", [(64, 64), (67, 81)])
 @torch.inference_mode()
+@pytest.mark.medium
 def test_lpips_is_its_definition_on_the_published_backbone(net: Backbone, sides: tuple[int, int]) -> None:
     name, taps, widths = NETS[net]
     state = seeded_state(name, without="classifier.")

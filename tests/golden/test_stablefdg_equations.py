@@ -230,6 +230,7 @@ def test_explored_and_mixed_maps_are_one_adain_to_styles_mixed_with_their_sign()
         assert torch.allclose(made[i], adain(given[min(i, 3)], mixed_mean, mixed_std), rtol=0, atol=1e-10)
 
 
+@pytest.mark.medium
 def test_a_step_of_the_style_half_is_steps_2_to_4_at_the_first_stage_and_the_network_behind(client: Client):
     """One batch, everything certain to happen: half is shifted to a known style, class 1 is explored twice."""
     method = replace(

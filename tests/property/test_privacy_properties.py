@@ -114,6 +114,7 @@ def test_one_run_bounds_lie_between_zero_and_their_ceiling(audit: tuple[int, int
 
 @quick
 @given(scores, scores, st.booleans())
+@pytest.mark.medium
 def test_multi_run_bounds_lie_between_zero_and_their_ceiling(
     absent: list[float], present: list[float], gaussian: bool
 ) -> None:
@@ -125,6 +126,7 @@ def test_multi_run_bounds_lie_between_zero_and_their_ceiling(
 
 @quick
 @given(scores, scores, st.sampled_from([0.25, 8.0]))
+@pytest.mark.medium
 def test_the_scale_of_the_scores_changes_no_bound(absent: list[float], present: list[float], scale: float) -> None:
     scaled = [[scale * score for score in group] for group in (absent, present)]  # exact in binary
 

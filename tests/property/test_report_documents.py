@@ -102,6 +102,7 @@ def test_the_document_that_is_changed_is_one():
 @example(("attacks", 0, "measurements", 0, "adjusted_p_value"), 7)
 @example(("attacks", 0, "measurements", 0, "low"), 7)
 @example(("attacks", 0, "measurements", 0, "slice"), {"gallery": "many"})
+@pytest.mark.medium
 def test_loader_and_schema_agree_on_every_changed_report(place: Place, change: Any):
     document = mutated(place, change)
 

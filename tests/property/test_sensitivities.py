@@ -124,6 +124,7 @@ def test_a_row_moves_by_no_more_than_its_sensitivity(made: tuple[Ball, int], dat
 
 @search
 @given(balls(), st.data(), st.integers(1, 6))
+@pytest.mark.medium
 def test_a_whole_client_moves_by_no_more_than_its_sensitivity(made: tuple[Ball, int], data: st.DataObject, rows: int):
     ball, dimension = made
     both = [data.draw(neighbors(dimension)) for _ in range(rows)]
@@ -158,6 +159,7 @@ def color_rows(images: Tensor, space: HalfDiscs, *, correction: int, eps: float)
 
 @search
 @given(pictures(), pictures(), st.integers(0, 1), st.sampled_from([0.0, 1e-6, 1e-5]), st.sampled_from(color_spaces()))
+@pytest.mark.medium
 def test_color_statistics_of_any_two_images_lie_within_a_half_disc_per_channel(
     first: Tensor, second: Tensor, correction: int, eps: float, space: HalfDiscs
 ):

@@ -51,6 +51,7 @@ def swapped() -> tuple[Tensor, Tensor, Tensor]:
         return content, style, mini().encode(mini().decode(adain(content, *style_of(style))))
 
 
+@pytest.mark.medium
 def test_mini_rebuilds_pacs_at_22_decibels_or_more() -> None:
     pixels = as_float(pacs())
     with torch.inference_mode():
@@ -59,6 +60,7 @@ def test_mini_rebuilds_pacs_at_22_decibels_or_more() -> None:
     assert float((-10 * error.log10()).mean()) >= 22
 
 
+@pytest.mark.medium
 def test_a_restyled_pacs_image_has_the_wanted_style_within_a_tenth() -> None:
     _, style, again = swapped()
 

@@ -37,6 +37,7 @@ def rows(report: AttackReport, attack: str, name: str) -> list[Measurement]:
     return [row for row in found.measurements if row.name == name]
 
 
+@pytest.mark.medium
 def test_pooled_styles_of_pacs_leak_the_added_image_and_membership(data_root: Path):
     report = attacked("ccst-overall", data_root, "differencing", "membership")
 
@@ -51,6 +52,7 @@ def test_pooled_styles_of_pacs_leak_the_added_image_and_membership(data_root: Pa
             assert low > 0.8
 
 
+@pytest.mark.medium
 def test_single_styles_of_pacs_name_the_image_and_the_domain(data_root: Path):
     report = attacked("ccst-single", data_root, "reidentification", "domain-inference")
 

@@ -13,7 +13,7 @@ from fdgsec.data.roles import duplicate_groups, split_roles
 from fdgsec.runtime.errors import DatasetNotFoundError
 from fdgsec.runtime.random_streams import stream
 
-pytestmark = pytest.mark.data
+pytestmark = [pytest.mark.data, pytest.mark.medium]
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +27,7 @@ def pacs() -> DomainDataset:
     return load_dataset("pacs", image_size=32)
 
 
+@pytest.mark.medium
 def test_the_archive_is_the_known_pacs(pacs: DomainDataset) -> None:
     files = DATASETS["pacs"].files
 
@@ -38,6 +39,7 @@ def test_the_archive_is_the_known_pacs(pacs: DomainDataset) -> None:
         assert counts.tolist() == files.counts[0][domain]
 
 
+@pytest.mark.medium
 def test_sketches_are_gray_and_light_and_photos_are_not(pacs: DomainDataset) -> None:
     def colorfulness(domain: str) -> float:
         return float(pacs.of_domain(domain).pixels().float().std(dim=1).mean())
@@ -58,6 +60,7 @@ def test_a_quick_subset_is_part_of_the_whole(pacs: DomainDataset) -> None:
     assert torch.equal(quick.pixels(), pacs.pixels(positions))
 
 
+@pytest.mark.medium
 def test_no_near_duplicates_of_pacs_have_two_roles(pacs: DomainDataset) -> None:
     roles = split_roles(pacs, rng=stream(0, "world"))
 
@@ -68,6 +71,7 @@ def test_no_near_duplicates_of_pacs_have_two_roles(pacs: DomainDataset) -> None:
     assert len(groups) - len(set(groups.values())) > 0  # PACS does hold duplicates: the claim is not empty
 
 
+@pytest.mark.medium
 def test_at_a_wider_threshold_hundreds_of_sketches_hang_together(pacs: DomainDataset) -> None:
     sketches = pacs.of_domain(pacs.domain_index("sketch"))
 

@@ -54,6 +54,7 @@ PUBLIC = {
 }  # fmt: skip
 
 
+@pytest.mark.medium
 def test_the_package_shows_its_public_names_and_nothing_else_before_and_after_a_call():
     code = (
         "import fdgsec; shown = lambda: [name for name in dir(fdgsec) if not name.startswith('_')]; before = shown(); "
@@ -212,6 +213,7 @@ def untimed(document: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**document, "seconds": 0, "environment": made}
 
 
+@pytest.mark.medium
 def test_an_audit_gives_the_document_that_the_verb_writes(tmp_path: Path):
     options = ["--runs", "40", "--repeats", "2", "--encoder", "pixels", "--norm", "group", "--distinct-releases", "64"]
     settings = {**SMALL, "encoder": "pixels", "norm": "group"}
@@ -230,6 +232,7 @@ def test_an_audit_gives_the_document_that_the_verb_writes(tmp_path: Path):
     assert found["faults"] == []
 
 
+@pytest.mark.medium
 def test_targets_that_release_nothing_untrained_are_audited_after_a_round():
     settings = {**SMALL, "norm": "group"}
 

@@ -149,6 +149,7 @@ def test_issue_forms_ask_for_what_is_needed_to_repeat():
         assert "required: true" in forms[name]
 
 
+@pytest.mark.medium
 def test_the_bill_of_materials_has_every_package_with_its_hash(tmp_path: Path):
     command = [
         sys.executable,

@@ -267,9 +267,7 @@ def _shifted(by: float) -> tuple[Callable[[ArrayLike], ArrayLike], Callable[[Arr
     )
 
 
-def _accuracy(
-    axes: Axes, axis: OptionAxis, scores: Mapping[float | None, Row], unlike: set[float | None]
-) -> None:
+def _accuracy(axes: Axes, axis: OptionAxis, scores: Mapping[float | None, Row], unlike: set[float | None]) -> None:
     values = sorted((value for value in scores if value is not None), key=lambda value: axis.places[value])
     for drawn, mark in (([v for v in values if v not in unlike], "ks-"), ([v for v in values if v in unlike], "kx")):
         rows = [scores[value] for value in drawn]

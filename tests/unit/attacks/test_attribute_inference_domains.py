@@ -83,6 +83,7 @@ def test_all_domains_are_judged_together():
     }  # fmt: skip
 
 
+@pytest.mark.medium
 def test_exchanged_rows_know_nothing_of_their_domain():
     right = asked = 0
     for seed in range(8):

@@ -84,6 +84,7 @@ def test_planted_classes_are_recognized(seed: int):
     assert accuracy(answers, control.truths) >= control.at_least >= 0.9
 
 
+@pytest.mark.medium
 def test_styles_without_the_class_give_one_over_the_number_of_classes():
     right = asked = 0
     for seed in range(6):
@@ -111,6 +112,7 @@ def test_colors_shared_by_all_domains_help_where_own_images_are_few():
     assert accuracy(together, colored.truths) >= accuracy(single, colored.truths)
 
 
+@pytest.mark.medium
 def test_exchanged_rows_know_nothing_of_their_labels():
     right = asked = 0
     for seed in range(6):
@@ -211,6 +213,7 @@ def test_one_class_alone_is_an_error():
         LabelInference().run(colored.cases, one, stream(0, "attack", "run"))
 
 
+@pytest.mark.medium
 def test_more_labeled_images_of_one_world_find_more():
     colored = world(1, color=0.7, auxiliary=240, released=300)
 
@@ -229,6 +232,7 @@ def test_more_labeled_images_of_one_world_find_more():
     assert found[240] == pytest.approx(found[None], abs=0.05)  # the same images, and folds of their own
 
 
+@pytest.mark.medium
 def test_too_few_labeled_images_of_a_domain_are_reported_and_the_other_domain_is_tested():
     colored = world(2, color=2.0)
     auxiliary = colored.knowledge.auxiliary

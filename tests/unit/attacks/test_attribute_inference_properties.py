@@ -137,6 +137,7 @@ def test_planted_shares_are_estimated_far_better_than_blindly():
         assert row.leaks
 
 
+@pytest.mark.medium
 def test_exchanged_releases_are_not_significant():
     failures = rows = 0
     for seed in range(6):

@@ -106,6 +106,7 @@ def test_a_client_of_several_domains_is_read_by_all_of_them(data: DomainDataset,
 
 
 @pytest.mark.parametrize("method", [CCST(), CCST(style="single"), FISC()], ids=["pooled", "rows", "clustered"])
+@pytest.mark.medium
 def test_skewed_clients_of_real_methods_are_answered_and_judged(data: DomainDataset, roles: Roles, method: Method):
     challenger = challenger_of(roles, method)
     attack = PropertyInference(clients=10, sizes=(20,), shadows=200, simulated=24)

@@ -21,6 +21,8 @@ from fdgsec.threats.judging.controls import positive_control
 from fdgsec.threats.judging.judge import Judge
 from tests.support.perturbation_generators import BLANK, generator, seen, state_of
 
+pytestmark = pytest.mark.medium
+
 ATTACK = GeneratorLeakage(references=6)
 FACTS = TargetFacts(artifact_kinds=ATTACK.reads, clients=3, images_per_client=700, classes=7, profile="quick")
 

@@ -51,12 +51,14 @@ def scene() -> AttackContext:
     )
 
 
+@pytest.mark.medium
 def test_a_generator_that_lets_its_image_through_is_decoded_better_than_one_that_never_trained(scene: AttackContext):
     answers = scene.decoders.answers({0: carrying()}, {0: scene.shown})
 
     assert gain_over_untrained(answers, scene.shown) > 2  # dB
 
 
+@pytest.mark.medium
 def test_another_generator_that_never_trained_is_decoded_no_better_than_the_control(scene: AttackContext):
     never = replace(carrying(), returned=state_of(PerturbationNetwork(8, rng=stream(0, "attack", "another"))))
 
@@ -65,6 +67,7 @@ def test_another_generator_that_never_trained_is_decoded_no_better_than_the_cont
     assert abs(gain_over_untrained(answers, scene.shown)) < 1  # dB
 
 
+@pytest.mark.medium
 def test_perturbations_of_other_images_reconstruct_nothing(scene: AttackContext):
     (answer,) = scene.decoders.exchanged({0: carrying()}, {0: scene.shown})
 

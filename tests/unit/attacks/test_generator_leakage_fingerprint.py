@@ -80,6 +80,7 @@ def renumbered(control: PositiveControl) -> PositiveControl:
 
 
 @pytest.mark.parametrize("attack", [GeneratorLeakage(), DomainInference()], ids=lambda attack: attack.name)
+@pytest.mark.medium
 def test_domains_are_told_right_where_the_unseen_one_is_number_0(attack: Attack):
     control = renumbered(attack.positive_control(BLANK, stream(0, "attack")))
     cases, truths = zip(

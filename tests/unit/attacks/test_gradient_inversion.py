@@ -84,6 +84,7 @@ def test_the_challenger_keeps_models_for_it():
     assert ATTACK.keeps == "models=last"
 
 
+@pytest.mark.medium
 def test_planted_pictures_and_labels_are_recovered_better_than_by_every_control():
     planted_control = planted()
 
@@ -133,6 +134,7 @@ def test_outlines_do_not_depend_on_colors():
     assert float(apart[0, [0, 2]].min()) > 0.5
 
 
+@pytest.mark.medium
 def test_the_weight_of_smoothness_is_rehearsed_where_none_is_given():
     planted_control = planted(0, 1)
 
@@ -183,6 +185,7 @@ def test_many_local_steps_are_unavailable_with_their_reason():
         assert "11 local steps" in row.unavailable  # ten full batches and one of 60
 
 
+@pytest.mark.medium
 def test_the_run_itself_is_inverted_where_its_clients_take_one_step():
     planted_control = planted(0, 1, 2)
     cases = as_it_was(planted_control)

@@ -107,6 +107,7 @@ def baseline(images: Tensor) -> float:
     return float(psnr(pictures(seed=1000, n=64, side=SIDE).mean(0).expand_as(images), images).mean())
 
 
+@pytest.mark.medium
 def test_matching_finds_a_smooth_picture_from_its_gradient():
     model, image, label = network(), pictures(seed=0, n=1, side=SIDE), torch.tensor([2])
     gradient = batch_gradient(model, image, label, statistics="running")
@@ -122,6 +123,7 @@ def test_matching_finds_a_smooth_picture_from_its_gradient():
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+@pytest.mark.medium
 def test_another_pictures_gradient_does_not_find_this_picture():
     model, image, label = network(), pictures(seed=0, n=1, side=SIDE), torch.tensor([2])
     other = batch_gradient(model, pictures(seed=31, n=1, side=SIDE), label, statistics="running")

@@ -246,6 +246,7 @@ def test_equal_releases_are_descriptive_and_noisy_or_changed_ones_are_not():
     assert all(row.judged for row in changed.values())
 
 
+@pytest.mark.medium
 def test_linkage_falls_with_noise_until_nothing_is_left():
     planted_control = planted()
     attack = Linkage(noise=(), noise_in_sds=(0.1, 0.5, 1.0, 2.0, 4.0, 1000.0))

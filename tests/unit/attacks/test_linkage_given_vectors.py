@@ -52,6 +52,7 @@ def linked_by_numpy(vectors: Rows, s: float, *, both: bool, repeats: int = 60) -
 
 
 @pytest.mark.parametrize(("name", "vectors"), [("heavy tails", client_vectors(100, 64)), ("mini", mini_clients(24))])
+@pytest.mark.medium
 def test_under_noise_as_many_are_linked_as_numpy_links(name: str, vectors: Rows):
     rows = measured(vectors)
     sd = float(np.median(vectors.std(0, ddof=1)))
@@ -80,6 +81,7 @@ def test_the_unit_of_noise_is_the_median_spread_of_the_columns():
     assert row.slice["definition"] == "median over columns of the standard deviation between clients (n-1)"
 
 
+@pytest.mark.medium
 def test_two_releases_are_linked_as_numpy_links_them():
     vectors = client_vectors(60, 32)
     again = vectors * np.random.default_rng(3).lognormal(0, 0.08, vectors.shape)
@@ -131,6 +133,7 @@ def test_the_likelihood_ratio_is_the_one_of_two_gaussians():
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.medium
 def test_the_likelihood_ratio_links_more_than_the_plain_distance_where_few_columns_tell_clients_apart():
     vectors = np.random.default_rng(2).normal(100, 0.1, (100, 400))
     vectors[:, :20] += np.random.default_rng(3).normal(0, 20, (100, 20))

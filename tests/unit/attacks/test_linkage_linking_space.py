@@ -86,6 +86,7 @@ def own_styles(whole: Knowledge, *, spread: float) -> Knowledge:
     return replace(whole, statistics=lambda images: moved.rows(images.rows))
 
 
+@pytest.mark.medium
 def test_halves_of_clients_with_a_style_of_their_own_are_linked_better_by_who_knows_of_the_noise(whole: Knowledge):
     noise = Noise(scale=1.0)
     mine = own_styles(whole, spread=0.5)
@@ -98,6 +99,7 @@ def test_halves_of_clients_with_a_style_of_their_own_are_linked_better_by_who_kn
     assert knows > 0.5
 
 
+@pytest.mark.medium
 def test_the_same_images_are_linked_best_by_the_likelihood_ratio(whole: Knowledge):
     noise, seeds = Noise(scale=1.0), range(4)
     aware = knowing(whole, PUBLIC_ROWS, noise)
@@ -113,6 +115,7 @@ def test_the_same_images_are_linked_best_by_the_likelihood_ratio(whole: Knowledg
     assert all(rates["likelihood ratio"] >= max(rates.values()) for rates in knows)
 
 
+@pytest.mark.medium
 def test_noise_that_drowns_everything_links_as_often_as_chance(whole: Knowledge):
     noise = Noise(scale=1e3)
     aware = knowing(whole, PUBLIC_ROWS, noise)
@@ -125,6 +128,7 @@ def test_noise_that_drowns_everything_links_as_often_as_chance(whole: Knowledge)
     assert sum(rates) / 3 < 0.1  # 1/30 with a standard deviation of .019
 
 
+@pytest.mark.medium
 def test_exchanged_noisy_releases_are_linked_as_often_as_chance(whole: Knowledge):
     noise = Noise(scale=0.5)
     aware = knowing(whole, PUBLIC_ROWS, noise)

@@ -105,6 +105,7 @@ def test_members_are_found_in_both_domains_though_the_domains_lie_far_apart(heav
     assert abs(ink - oil) < 0.2
 
 
+@pytest.mark.medium
 def test_exchanged_releases_give_an_area_of_one_half():
     means = []
     for seed in range(12):
@@ -135,6 +136,7 @@ def test_each_domain_and_size_gets_its_predictions_once():
     )
 
 
+@pytest.mark.medium
 def test_predicted_area_is_near_the_measured_one_on_gaussian_records():
     measured, told = [], []
     for seed in range(10):
@@ -216,6 +218,7 @@ def test_without_auxiliary_images_the_attack_says_so():
         Membership().run(world.cases, replace(world.knowledge, auxiliary=None), stream(0, "attack", "run"))
 
 
+@pytest.mark.medium
 def test_fewer_auxiliary_images_are_asked_for_by_number():
     world = scene(9, clients=10)
 
@@ -242,6 +245,7 @@ def test_numbers_of_auxiliary_images_that_there_are_not_are_reported():
     }
 
 
+@pytest.mark.medium
 def test_candidates_alone_say_nothing_of_a_defense():
     world = scene(10, clients=2)
     known = replace(world.knowledge, defended=lambda artifact, _images, _rng: artifact)
@@ -251,6 +255,7 @@ def test_candidates_alone_say_nothing_of_a_defense():
     assert not [answer for answer in answers if "auxiliary" in answer.slice]
 
 
+@pytest.mark.medium
 def test_figures_leave_tests_with_fewer_auxiliary_images_out():
     world = scene(11, clients=3)
     plain, both = (

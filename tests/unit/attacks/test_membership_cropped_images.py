@@ -83,6 +83,7 @@ def found(scale: float | None, extraction: str = "random crop", look: str = "who
     return sum(auc(a.scores[members[a.case]].numpy(), a.scores[~members[a.case]].numpy()) for a in scored) / CLIENTS
 
 
+@pytest.mark.medium
 def test_hardly_any_noise_hides_crops_no_better_than_none():
     """Weighing by noise alone would follow directions in which a crop differs from its image more than images do."""
     bare, slight = found(None), found(1e-3)
@@ -91,6 +92,7 @@ def test_hardly_any_noise_hides_crops_no_better_than_none():
     assert slight > bare - 0.005
 
 
+@pytest.mark.medium
 def test_more_noise_hides_crops_better():
     scores = [found(scale) for scale in (1e-3, 0.03, 0.3, 3.0)]
 
@@ -98,9 +100,11 @@ def test_more_noise_hides_crops_better():
     assert all(later < sooner + 0.03 for sooner, later in pairwise(scores))
 
 
+@pytest.mark.medium
 def test_looking_at_crops_of_its_own_finds_at_least_as_much():
     assert found(0.03, look="4 crops") > found(0.03) - 0.02
 
 
+@pytest.mark.medium
 def test_whole_images_are_looked_up_as_before():
     assert found(1e-3, extraction="") == pytest.approx(1.0)

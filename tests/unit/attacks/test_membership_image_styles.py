@@ -69,6 +69,7 @@ def test_crops_keep_names_and_size_and_change_pixels(images: DomainDataset):
     assert not torch.equal(made.pixels(), images.pixels())
 
 
+@pytest.mark.medium
 def test_more_crops_find_more_of_what_was_extracted_after_one(images: DomainDataset):
     members = torch.arange(60) < 30
     taken = random_crops(images.subset(members), least=0.4, rng=stream(0, "world", "crop"))

@@ -63,6 +63,7 @@ def untold(planted_control: PositiveControl, seed: int) -> PositiveControl:
     return replace(planted_control, truths=truths)
 
 
+@pytest.mark.medium
 def test_every_kind_of_release_gives_its_planted_members_away():
     planted_control = Membership().positive_control(knowing(), stream(0, "attack", "plant"))
 
@@ -78,6 +79,7 @@ def test_every_kind_of_release_gives_its_planted_members_away():
     "released_statistic",
     [StyleDistributions(), StyleDistributions(unbiased=False), StyleDistributions(released=True, eps=1e-6)],
 )
+@pytest.mark.medium
 def test_members_of_a_style_distribution_are_found_as_its_reading_says(released_statistic: StyleDistributions):
     planted_control = Membership().positive_control(knowing(released_statistic), stream(0, "attack", "plant"))
 
@@ -89,6 +91,7 @@ def test_members_of_a_style_distribution_are_found_as_its_reading_says(released_
     assert "clusters" not in found
 
 
+@pytest.mark.medium
 def test_a_distribution_read_as_the_wrong_mean_is_worse_than_read_right():
     right = StyleDistributions(released=True)
     planted_control = Membership().positive_control(knowing(right), stream(0, "attack", "plant"))
@@ -106,6 +109,7 @@ def test_a_distribution_read_as_the_wrong_mean_is_worse_than_read_right():
     assert sum(reads["right"]) > sum(reads["wrong"]) + 0.1
 
 
+@pytest.mark.medium
 def test_nothing_is_found_once_releases_are_exchanged():
     mean: dict[str, list[float]] = {"mean": [], "rows": [], "clusters": []}
     for seed in range(6):

@@ -61,6 +61,7 @@ def parted(pairs: Sequence[tuple[Case, Truth]]) -> tuple[list[Case], list[Truth]
     return [case for case, _ in pairs], [truth for _, truth in pairs]
 
 
+@pytest.mark.medium
 def test_fiscs_members_are_tested_on_shadow_clients_of_the_method_itself(roles: Roles):
     challenger, knowledge = challenger_of(roles, FISC(), "mini")
     cases, truths = parted(challenger.cases(Question(kind="rounds", count=10, records=12, rounds=1)))
@@ -95,6 +96,7 @@ def test_single_styles_are_equal_to_the_last_bit_or_two(roles: Roles):
     assert areas(answers, truths, question="released image", look="whole image") == [1.0] * 4
 
 
+@pytest.mark.medium
 def test_styles_of_crops_match_no_whole_image_and_are_looked_for_among_crops(roles: Roles):
     challenger, knowledge = challenger_of(roles, FedAlign(upload_ratio=0.5), "pixels")
     cases, truths = parted(challenger.cases(Question(kind="rounds", count=4, records=30, rounds=1, scheme="crops")))

@@ -115,6 +115,7 @@ def test_the_challenger_keeps_models_for_it():
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.medium
 def test_every_test_finds_what_interpolating_models_remember(seed: int):
     planted_control = planted(seed)
 
@@ -135,6 +136,7 @@ def test_every_test_finds_what_interpolating_models_remember(seed: int):
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.medium
 def test_a_client_has_a_positive_control_of_models_without_owners(seed: int):
     own = noise_images(4, side=16, classes=4, rng=stream(seed, "attack"))
     planted_control = ATTACK.positive_control(replace(BLANK, own=own), stream(seed, "attack"))
@@ -177,6 +179,7 @@ def test_models_of_strangers_betray_nobody():
     assert max(alarms.values()) <= 5  # 18 rows of 20 tests at 5%: some row above with probability .006
 
 
+@pytest.mark.medium
 def test_the_shuffled_attack_answers_every_case_and_model():
     planted_control = planted()
 
@@ -186,6 +189,7 @@ def test_the_shuffled_attack_answers_every_case_and_model():
         assert [answer.case for answer in of(guess, "lira", model)] == [0, 1]
 
 
+@pytest.mark.medium
 def test_a_client_reads_the_models_that_it_judges_without_knowing_whose_they_are():
     planted_control = planted()
     client = replace(planted_control.knowledge, auxiliary=None, own=planted_control.knowledge.auxiliary)
@@ -218,6 +222,7 @@ def test_the_global_model_of_a_first_round_is_nobodys():
     assert global_model(Interpolators()(halves, stream(0, "attack"), rounds=2)) is not None
 
 
+@pytest.mark.medium
 def test_every_row_says_how_many_reference_models_it_was_measured_with():
     planted_control = planted()
 
@@ -228,6 +233,7 @@ def test_every_row_says_how_many_reference_models_it_was_measured_with():
     assert {answer.slice["references"] for answer in by_references(list(control))} == {4}
 
 
+@pytest.mark.medium
 def test_few_references_of_many_clients_leave_the_online_tests_out():
     planted_control = planted()
 

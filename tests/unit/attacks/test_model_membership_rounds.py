@@ -199,6 +199,7 @@ def mean_areas(rounds: int) -> Tensor:
     return torch.tensor(areas).mean(0)
 
 
+@pytest.mark.medium
 def test_eight_noisy_rounds_together_find_what_one_of_them_hides():
     one, eight = mean_areas(1), mean_areas(8)
 
@@ -206,6 +207,7 @@ def test_eight_noisy_rounds_together_find_what_one_of_them_hides():
     assert bool((eight > one + 0.1).all()), (one, eight)
 
 
+@pytest.mark.medium
 def test_updates_of_clients_without_the_candidates_tell_nothing():
     areas = []
     for seed in range(30):

@@ -38,6 +38,7 @@ def test_a_method_that_could_share_nothing_is_refused(option: str):
         fdgsec.attack("ccst-single", assignments=[f"method.{option}=0"], attacks=["linkage"], per_domain=20)
 
 
+@pytest.mark.medium
 def test_a_dry_run_skips_what_the_data_are_too_small_for_as_the_run_does(own_cache: object):
     given = {"per_domain": 60, "image_size": 32, "attacks": ("membership",)}
     planned = dry_run(attack_settings("ccst-overall", given), data_root=None, progress=NoProgress())

@@ -82,6 +82,7 @@ def test_only_a_client_can_forge(adversary: str, able: bool):
     assert reason == ("" if able else "not applicable: poisoning needs a malicious client (--adversary client)")
 
 
+@pytest.mark.medium
 def test_a_hundredfold_update_is_found_to_do_harm():
     attack = Poisoning()
     planted_control = attack.positive_control(BLANK, stream(0, "attack"))
@@ -96,6 +97,7 @@ def test_a_hundredfold_update_is_found_to_do_harm():
 @pytest.mark.parametrize(
     ("malicious_client", "passed"), [(Honest(), True), (Scaled(kind="ModelState", factor=1 + 1e-6), False)]
 )
+@pytest.mark.medium
 def test_the_negative_control_fails_where_a_run_differs_however_little(malicious_client: MaliciousClient, passed: bool):
     planted_control = planted_harm(BLANK, stream(0, "attack"), malicious_client=malicious_client)
     cases = [replace(case, slice={"forgery": "honest"}) for case in planted_control.cases]

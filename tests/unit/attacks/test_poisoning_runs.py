@@ -70,6 +70,7 @@ def _harms(pairs: list[tuple[Case, Truth]]) -> list[tuple[Case, Harm]]:
     return [(case, harm) for case, harm in found if harm is not None]
 
 
+@pytest.mark.medium
 def test_every_forgery_of_a_seed_stands_beside_the_same_honest_run(roles: Roles):
     challenger = challenger_of(roles, FedAvg(plan=PLAN))
 
@@ -84,6 +85,7 @@ def test_every_forgery_of_a_seed_stands_beside_the_same_honest_run(roles: Roles)
     assert all(harm.displacement["global model"] > 0 for _, harm in found)
 
 
+@pytest.mark.medium
 def test_equal_seeds_give_equal_outcomes_and_the_honest_forgery_is_asked_once(roles: Roles):
     malicious_clients = (Honest(), ScaledUpdate(factor=-1.0))
 
@@ -104,6 +106,7 @@ def test_the_displacement_of_one_scaled_update_is_that_of_the_mean(roles: Roles)
     assert nine.displacement["global model"] == pytest.approx(9 * once.displacement["global model"], rel=1e-3)
 
 
+@pytest.mark.medium
 def test_a_refused_forgery_is_asked_once_and_named_and_a_heavy_one_takes_everything(roles: Roles):
     flaw = Flawed(kind="ModelState", flaw="nan")
 
@@ -121,6 +124,7 @@ def test_where_clients_count_alike_nobody_is_heard_who_claims_to_weigh_more(role
     assert harm.hostile.numbers["forger_weight"] == pytest.approx(1 / 3)
 
 
+@pytest.mark.medium
 def test_who_lies_about_peers_weighs_what_the_lie_is_worth(roles: Roles):
     method = FedDAG(plan=PLAN, warm_up=1, generator="fcn16", beta=0.3)
     lie = Judging(peers=1e9, own=0.0)
@@ -140,6 +144,7 @@ def test_who_lies_about_peers_weighs_what_the_lie_is_worth(roles: Roles):
      Flawed(kind="GeneratorState", flaw="missing"), Judging(peers=0.0)],
     ids=lambda one: f"{one.kind} {one.name}",
 )  # fmt: skip
+@pytest.mark.medium
 def test_forgeries_of_feddag_end_or_move_something(roles: Roles, malicious_client: MaliciousClient):
     method = FedDAG(plan=PLAN, warm_up=0, generator="fcn16")
 
@@ -226,6 +231,7 @@ def test_a_row_of_huge_variance_is_drawn_as_often_as_its_cluster_and_every_time_
     assert 0 < before["picked_in_cluster"] < 1
 
 
+@pytest.mark.medium
 def test_rows_that_a_client_scales_are_counted_in_the_pools_of_the_others(roles: Roles):
     method = FedAlign(plan=PLAN, upload_ratio=0.3)
 

@@ -46,6 +46,7 @@ def test_a_server_forges_nothing_and_is_told_who_could(tmp_path: Path, capsys: p
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.medium
 def test_an_exchange_alone_is_forged_refused_and_displaced(tmp_path: Path):
     result = result_of("fisc", tmp_path / "run")
 
@@ -58,6 +59,7 @@ def test_an_exchange_alone_is_forged_refused_and_displaced(tmp_path: Path):
     assert values(result, "honest_accuracy_drop", forgery="x10") == [None]
 
 
+@pytest.mark.medium
 def test_a_breakdown_that_cannot_be_had_says_so(tmp_path: Path):
     more = ["--set", "attacks.poisoning.clients=300", "--set", 'attacks.poisoning.forgeries=["x100"]']
 
@@ -67,6 +69,7 @@ def test_a_breakdown_that_cannot_be_had_says_so(tmp_path: Path):
     assert row["unavailable"] == "too few images for 300 clients of 3 images each"
 
 
+@pytest.mark.medium
 def test_a_report_has_the_worst_forgery_behind_each_guard_beside_each_forgery(tmp_path: Path):
     more = ['guards=["the run\'s","norm","center=krum"]', "guarded_clients=6", "malicious=2", "selecting=1"]
     sets = [word for option in more for word in ("--set", f"attacks.poisoning.{option}")]

@@ -92,6 +92,7 @@ def test_exposure_is_the_share_of_images_that_were_published_and_close_to_what_t
         assert rows["expected_exposed_fraction", size, "4"].value == 1 - 0.5**4
 
 
+@pytest.mark.medium
 def test_exchanged_releases_are_not_significant():
     failures = rows = 0
     for seed in range(10):
@@ -109,6 +110,7 @@ def test_exchanged_releases_are_not_significant():
     assert failures <= 3  # each fails with probability .0125; P(more) = .1%
 
 
+@pytest.mark.medium
 def test_foreign_images_published_over_rounds_expose_nobody():
     alarms = 0
     for seed in range(20):
@@ -196,6 +198,7 @@ def fedalign() -> tuple[Challenger, Knowledge]:
     return challenger, knowledge
 
 
+@pytest.mark.medium
 def test_fedaligns_pool_exposes_one_minus_a_power_of_the_images_and_its_order_says_nothing(
     fedalign: tuple[Challenger, Knowledge],
 ):

@@ -99,6 +99,7 @@ def test_a_list_with_fewer_candidates_than_numbers_is_exact(statistic: ReleasedS
     assert torch.equal(listed, truth.members)
 
 
+@pytest.mark.medium
 def test_a_list_with_more_candidates_than_numbers_is_exact_up_to_twice_as_many():
     """80 numbers: 130 candidates are determined by the bounds 0 and 1 alone, 300 are not."""
     moments, images = world(300)
@@ -193,6 +194,7 @@ def test_the_missing_share_is_read_from_the_release():
     assert 10 <= believed[1] <= 30
 
 
+@pytest.mark.medium
 def test_noise_of_a_defense_is_accounted_for():
     """A defense of sd .3 on means of 20: some evidence is left, and the list is no longer exact."""
     moments, images = world(40)
@@ -216,6 +218,7 @@ def test_two_clients_of_one_name_and_gallery_are_both_answered():
     assert [answer.case for answer in answers if isinstance(answer, MemberList)] == [0, 1]  # the third one is the first
 
 
+@pytest.mark.medium
 def test_half_a_gallery_behind_noise_is_not_taken_for_a_list_of_all():
     """Half of the members are missing from half of twice as many candidates: as many candidates are left as members."""
     moments, images = world(120)
@@ -366,6 +369,7 @@ def test_the_judge_measures_lists_beside_scores():
     assert all(row.value == 1.0 for row in rows if row.name in ("auc", "exact_list", "precision"))
 
 
+@pytest.mark.medium
 def test_galleries_are_not_drawn_as_tests_of_single_candidates():
     moments, images = world(60)
     case, truth = asked(released(moments, 30), images, 30, shown=range(60))

@@ -118,6 +118,7 @@ def test_a_list_is_ruled_out_only_where_all_lists_leave_too_large_a_residual(noi
         assert sought.ruled_out == (ruled_out and sought.complete is None and known.telling())
 
 
+@pytest.mark.medium
 def test_where_every_list_is_ruled_out_none_is_looked_for(monkeypatch: pytest.MonkeyPatch):
     """The answer is the same as if one had been looked for."""
     known, _ = partial_gallery(images=20, absent=4, seed=0)

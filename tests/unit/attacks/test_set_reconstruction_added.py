@@ -25,6 +25,7 @@ def roles() -> Roles:
     return roles_of_shapes()
 
 
+@pytest.mark.medium
 def test_the_second_release_has_more_images_and_old_ones_are_candidates(roles: Roles):
     challenger = challenger_of(roles)
     pairs = challenger.cases(FIVE)
@@ -47,6 +48,7 @@ def test_galleries_smaller_than_a_domain_hold_every_new_image(roles: Roles):
     assert challenger_of(roles).cases(replace(FIVE, records=1000)) == []
 
 
+@pytest.mark.medium
 def test_lists_of_added_images_are_exact_through_the_target(roles: Roles):
     """The control through the target: CCST's own exchanges; and the null, of auxiliary images that grow alike."""
     challenger = challenger_of(roles)
@@ -71,6 +73,7 @@ def test_another_solver_finds_the_same_new_images(roles: Roles):
     assert set(found.argsort()[-5:].tolist()) == set(truth.members.nonzero().flatten().tolist())
 
 
+@pytest.mark.medium
 def test_the_error_of_a_difference_is_that_of_both_sums_over_the_number_of_new_images(roles: Roles):
     """Noise of one standard deviation in both releases: sqrt(45^2 + 40^2) / 5 times it in the mean of the new ones."""
     challenger = challenger_of(roles, StyleNoise(p=0.1, scale=1.0))

@@ -41,6 +41,7 @@ def roles() -> Roles:
 
 
 @pytest.mark.parametrize("adversary", ["client", "outsider"])
+@pytest.mark.medium
 def test_lists_and_sizes_follow_from_a_style_alone_through_the_target(roles: Roles, adversary: str):
     challenger = challenger_of(roles, adversary=adversary)
     cases = [case for case, _ in challenger.cases(QUESTION)]
@@ -63,6 +64,7 @@ def test_a_client_reads_the_bank_that_it_received(roles: Roles):
 
 
 @pytest.mark.parametrize("adversary", ["client", "outsider"])
+@pytest.mark.medium
 def test_behind_noise_candidates_are_ranked(roles: Roles, adversary: str):
     challenger = challenger_of(roles, StyleNoise(p=0.1, scale=0.01), adversary=adversary)
     pairs = challenger.cases(QUESTION)

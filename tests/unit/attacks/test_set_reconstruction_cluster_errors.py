@@ -48,6 +48,7 @@ def area(scores: torch.Tensor, truth: Truth) -> float:
     return auc(scores[members_of(truth)], scores[~members_of(truth)])
 
 
+@pytest.mark.medium
 def test_behind_noise_the_stds_rank_members_that_means_alone_do_not(roles: Roles):
     challenger, knowledge = set_up(roles, NOISE)
     reader, pairs = read(challenger, knowledge)
@@ -68,6 +69,7 @@ def test_without_noise_lists_are_solved_for_and_nothing_is_rehearsed(roles: Role
     assert not reader.better
 
 
+@pytest.mark.medium
 def test_releases_of_other_images_rank_nobody(roles: Roles):
     challenger, knowledge = set_up(roles, NOISE)
     pairs = challenger.cases(QUESTION)
@@ -80,6 +82,7 @@ def test_releases_of_other_images_rank_nobody(roles: Roles):
 
 
 @pytest.mark.parametrize("defended", [False, True])
+@pytest.mark.medium
 def test_the_error_is_that_of_the_methods_own_styles(roles: Roles, defended: bool):
     """The oracle: FISC's share on the same clients, less the plain mean of its images' means and stds."""
     challenger, knowledge = set_up(roles, *([NOISE] if defended else []))

@@ -62,6 +62,7 @@ def test_statistics_are_declared_where_the_release_is_a_weighted_mean_of_known_i
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.medium
 def test_lists_behind_clusters_are_exact_through_the_target(roles: Roles, method: FISC):
     """The control through the target: FISC's own exchange; and the null, of auxiliary images."""
     challenger = challenger_of(roles, method=method)

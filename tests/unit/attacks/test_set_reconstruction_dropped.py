@@ -53,6 +53,7 @@ def test_a_client_that_only_drops_images_is_asked_for_these_alone(roles: Roles):
 
 
 @pytest.mark.parametrize("added", [0, 6])
+@pytest.mark.medium
 def test_lists_of_changed_images_are_exact_through_the_target(roles: Roles, added: int):
     """The control through the target: CCST's own exchanges; and the null, of auxiliary images that change alike."""
     challenger = challenger_of(roles)
@@ -89,6 +90,7 @@ def test_a_linear_program_finds_the_same_changes(roles: Roles):
     assert (weights < -0.5).tolist() == members_of(left).tolist()
 
 
+@pytest.mark.medium
 def test_changes_behind_noise_still_rank(roles: Roles):
     challenger = challenger_of(roles, StyleNoise(p=0.1, scale=0.05))
     pairs = challenger.cases(replace(EXCHANGE, gallery=60))

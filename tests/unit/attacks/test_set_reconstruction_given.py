@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 import torch
 
 from fdgsec.attacks.set_reconstruction.attack import SetReconstruction
@@ -108,6 +109,7 @@ def test_without_a_truth_nothing_is_measured_but_the_list_is_given():
     assert nulls == []
 
 
+@pytest.mark.medium
 def test_releases_of_random_candidates_show_no_member():
     rows, owner = table_of(80), owners(80, 2, 20)
 

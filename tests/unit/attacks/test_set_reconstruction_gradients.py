@@ -86,6 +86,7 @@ def test_the_last_batch_counts_like_the_others():
 
 
 @pytest.mark.parametrize("plan", [WHOLE, RAGGED])
+@pytest.mark.medium
 def test_lists_behind_head_gradients_are_exact_through_the_target(roles: Roles, plan: TrainingPlan):
     """The control through the target, and the null: 26 images are one batch, or three of 8 and one of 2."""
     challenger = sharing(roles, plan)

@@ -43,6 +43,7 @@ def roles() -> Roles:
 
 
 @pytest.mark.parametrize("groups", ["random", "nearest"])
+@pytest.mark.medium
 def test_images_behind_groups_are_found_exactly_through_the_target(roles: Roles, groups):
     """The control through the target, 12 of 40 images in groups of 4 or more; and the null, of auxiliary images."""
     challenger = challenger_of(roles, KAnonymous(k=4, groups=groups), method=ROWS)

@@ -16,6 +16,7 @@ def roles() -> Roles:
 
 
 @pytest.mark.parametrize("defense", [Guards(), KAnonymous(k=5)])
+@pytest.mark.medium
 def test_a_list_behind_a_defense_that_leaves_pooled_styles_unchanged_is_as_exact_as_without(
     roles: Roles, defense: Defense
 ) -> None:

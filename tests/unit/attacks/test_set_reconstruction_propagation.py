@@ -126,6 +126,7 @@ def test_where_several_lists_explain_a_release_none_is_the_only_one():
 
 
 @pytest.mark.parametrize("noise", [1e-4, 0.4, 4.0])
+@pytest.mark.medium
 def test_releases_of_others_give_no_list_and_no_evidence(noise: float):
     areas = []
     for seed in range(5):

@@ -77,6 +77,7 @@ def test_prototypes_of_one_step_are_class_means_under_the_model_that_was_sent(ro
     assert float(np.abs(total).max()) < 0.01 * float(np.median(spread))
 
 
+@pytest.mark.medium
 def test_lists_behind_prototypes_of_one_step_are_exact_through_the_target(roles: Roles):
     """The control through the target: FPL's own training; and the null, of clients of the adversary's images."""
     challenger = trained(roles)
@@ -114,6 +115,7 @@ def test_another_solver_finds_the_same_list_from_one_class_at_a_time(roles: Role
     assert torch.equal(found, members_of(truth))
 
 
+@pytest.mark.medium
 def test_augmentation_and_several_steps_blur_prototypes_and_members_still_rank(roles: Roles):
     challenger = trained(roles, AUGMENTED)
     pairs = challenger.cases(QUESTION)

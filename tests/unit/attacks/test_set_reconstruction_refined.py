@@ -92,6 +92,7 @@ def test_the_reader_believes_verified_lists(roles: Roles):
     assert not reader.refines  # nothing had to be rehearsed
 
 
+@pytest.mark.medium
 def test_no_list_of_a_gallery_without_the_members_is_verified(roles: Roles):
     """Releases of auxiliary images, which no candidate is behind."""
     challenger, knowledge = set_up(roles, NOISE)
@@ -116,6 +117,7 @@ def test_releases_of_other_images_rank_nobody(roles: Roles):
     assert abs(np.mean(ranked) - 0.5) < 4 * np.std(ranked) / len(ranked) ** 0.5
 
 
+@pytest.mark.medium
 def test_nothing_is_refined_where_noise_leaves_too_little_of_a_list_or_there_is_none(roles: Roles):
     for defenses in ([LOUD], []):
         reader, pairs = read(*set_up(roles, *defenses))

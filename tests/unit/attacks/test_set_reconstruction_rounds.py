@@ -92,6 +92,7 @@ def answered(case: Case, knowledge: Knowledge) -> tuple[Tensor, Tensor]:
     return scores.scores, listed.believed
 
 
+@pytest.mark.medium
 def test_four_rounds_determine_a_list_that_one_leaves_open():
     """160 candidates: 32 numbers leave the list open, 128 do not."""
     moments, images = tables(160)
@@ -224,6 +225,7 @@ def challenger_of(roles: Roles, method: Method, *, keep: str = "models=all") -> 
     )  # fmt: skip
 
 
+@pytest.mark.medium
 def test_clients_are_seen_under_the_models_that_the_run_recorded(roles: Roles):
     """The control through the target: a run of two rounds, whose lists are exact from both rounds together."""
     method = StableFDG(plan=TrainingPlan(steps=2, batch_size=8))

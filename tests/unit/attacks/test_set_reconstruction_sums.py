@@ -107,6 +107,7 @@ def test_too_few_images_of_a_domain_are_no_sum(roles: Roles):
 
 
 @pytest.mark.parametrize("defended", [False, True])
+@pytest.mark.medium
 def test_lists_behind_a_sum_are_exact_through_the_target(roles: Roles, defended: bool):
     """The control through the target: CCST's own exchange, summed by the real defense, of images drawn from shapes."""
     challenger = challenger_of(roles, *((SecureAggregation(),) if defended else ()))
@@ -139,6 +140,7 @@ def test_another_solver_finds_the_same_members_behind_a_sum(roles: Roles):
     np.testing.assert_allclose(found, truth.members.double().numpy(), atol=0.05)
 
 
+@pytest.mark.medium
 def test_noise_of_a_defense_averages_out_in_a_sum(roles: Roles):
     """Three clients of 8 images, each with its own noise: a third of the variance of one of them."""
     challenger = challenger_of(roles, StyleNoise(p=0.1, scale=1.0))

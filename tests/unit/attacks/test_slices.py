@@ -34,6 +34,8 @@ from fdgsec.threats.answers import Answer
 from fdgsec.threats.attack import Answers, Attack, Case, TargetFacts
 from tests.support.short_inversion import BriefInversion
 
+pytestmark = pytest.mark.medium
+
 POOLED, ROWS = frozenset({"StyleStatistics", "StyleBank"}), frozenset({"ImageStyles", "StyleBank"})
 CLUSTERED = frozenset({"StyleStatistics", "InterpolationStyle"})
 METHODS: Mapping[frozenset[str], Method] = {POOLED: CCST(), ROWS: CCST(style="single"), CLUSTERED: FISC()}

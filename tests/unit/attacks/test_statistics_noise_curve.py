@@ -20,6 +20,7 @@ def curve() -> list[NoisePoint]:
     return noise_curve(NOISES, dimension=512, records=20, clients=60, rng=stream(0, "world", "curve"))
 
 
+@pytest.mark.medium
 def test_noise_lowers_the_area_within_its_intervals_from_almost_one_to_chance(curve: list[NoisePoint]):
     areas = [point.auc for point in curve]
 

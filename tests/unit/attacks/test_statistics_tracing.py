@@ -154,6 +154,7 @@ def test_measured_auc_follows_the_law_of_dimension_over_records(dimension: int, 
     assert measured == pytest.approx(gaussian_auc(separation(dimension, records=n)), abs=0.02)
 
 
+@pytest.mark.medium
 def test_unknown_mean_and_noise_lower_the_separation_as_the_law_says():
     rng = stream(1, "world", "reference")
     n, reference, dimension, noise = 100, 150, 400, 0.05

@@ -56,6 +56,7 @@ def planted() -> tuple[StyleInversion, PositiveControl, list[Measurement]]:
 
 @pytest.mark.parametrize("control", ["B0", "B1", "B2", "B3", "B4"])
 @pytest.mark.parametrize("loss", ["mse", "perceptual_mini"])
+@pytest.mark.medium
 def test_what_is_planted_is_found_beyond_every_control(control: str, loss: str):
     _, planted_control, rows = planted()
     (gain,) = [
@@ -94,6 +95,7 @@ def test_what_is_planted_is_found_with_any_prior_alone(prior: str):
 
 
 @pytest.mark.parametrize("cores", [1, 3])
+@pytest.mark.medium
 def test_priors_that_train_side_by_side_draw_the_same_pictures(cores: int, monkeypatch: pytest.MonkeyPatch):
     """To the bit what priors draw that are trained one after another, on first use."""
     cases = [image_rows(victims(domain), DOMAINS[domain]) for domain in range(3)]
@@ -177,6 +179,7 @@ def test_equal_streams_give_equal_pictures():
     assert all(torch.equal(a.controls[n], b.controls[n]) for a, b in zip(first, again, strict=True) for n in a.controls)
 
 
+@pytest.mark.medium
 def test_every_case_is_answered_once_per_prior_and_loss():
     cases = [image_rows(victims(0), "red"), image_rows(victims(1), "green")]
     found = reconstructions(MSE, cases, SERVER)
@@ -245,6 +248,7 @@ def test_a_released_std_is_read_as_unbiased():
 
 
 @pytest.mark.parametrize("scale", [0.3, 1.0])
+@pytest.mark.medium
 def test_behind_noise_a_decoder_learns_from_rows_as_they_are_released(scale: float):
     attack, planted_control, _ = planted()
     noise = Noise(scale=scale)

@@ -97,6 +97,7 @@ def facts(*kinds: str, knows: tuple[str, ...] = SERVER_KNOWS) -> TargetFacts:
     )  # fmt: skip
 
 
+@pytest.mark.medium
 def test_the_positive_control_is_won_against_every_control_by_both_answers():
     _, planted_control, answers = planted()
 
@@ -121,6 +122,7 @@ def test_images_of_one_color_are_picked_out_of_their_gallery():
     assert tops == [1.0, 1.0]  # chance is 1/10
 
 
+@pytest.mark.medium
 def test_exchanged_styles_find_nothing():
     attack, planted_control, _ = planted()
     answers = attack.negative_control(planted_control.cases, planted_control.knowledge, child_rng(1))
@@ -145,6 +147,7 @@ def test_styles_that_say_nothing_about_the_images_raise_false_alarms_no_more_oft
     assert alarms <= 11  # P(Binomial(100, .05) > 11) = .0043
 
 
+@pytest.mark.medium
 def test_a_procedural_pictures_statistics_are_met_but_its_layout_stays_open():
     victims = of("photo", 30, 33)
     attack = OptimizationInversion(steps=150, restarts=2, side=32)

@@ -219,6 +219,7 @@ def test_the_baseline_learns_from_its_discriminator_alone_which_color_is_real():
     assert not torch.equal(drawn, trained(20, child_rng(2)))
 
 
+@pytest.mark.medium
 def test_an_adversarial_loss_that_cannot_see_so_small_pictures_says_so():
     attack = StyleInversion(losses=("mse", "gan"), size=8)
     (row,) = lacking(attack, [image_rows(victims(0), "red")], SERVER)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -113,6 +114,7 @@ def test_a_generator_that_only_does_harm_is_discarded():
     assert torch.allclose(kept(training.features), linear(training.features).clamp(0.02, 0.98), atol=1e-6)
 
 
+@pytest.mark.medium
 def test_a_generator_learns_what_a_linear_map_cannot():
     rng = torch.Generator().manual_seed(2)
     features = torch.randn(200, 4, generator=rng, dtype=torch.float64)

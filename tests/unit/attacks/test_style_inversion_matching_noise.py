@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from fdgsec.attacks.style_inversion.optimization_attack import OptimizationInversion
 from fdgsec.federation.artifacts import ImageStyles
 from fdgsec.nn.styles.image_styles import statistics
@@ -17,6 +19,7 @@ KNOWLEDGE = Knowledge(
 )  # fmt: skip
 
 
+@pytest.mark.medium
 def test_behind_noise_the_likely_style_is_aimed_at():
     attack, noise = OptimizationInversion(restarts=1, steps=60), Noise(scale=0.5)
     control = attack.positive_control(KNOWLEDGE, stream(0, "attack", "plant"))

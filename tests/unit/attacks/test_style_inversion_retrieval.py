@@ -148,6 +148,7 @@ def test_pictures_do_not_depend_on_the_rows_beside_them():
     assert torch.equal(made(asked), torch.cat([made(row[None]) for row in asked]))
 
 
+@pytest.mark.medium
 def test_behind_noise_the_expected_row_before_it_is_matched():
     public, asked = AUXILIARY.of_domain("red"), features(victims(0), SERVER)
     made = inverter(public, replace(SERVER, defended=Noise(scale=1.0)))
@@ -167,6 +168,7 @@ def planted() -> tuple[StyleInversion, PositiveControl]:
 
 
 @pytest.mark.parametrize("encoder", ["planted thumbnails", "none"])
+@pytest.mark.medium
 def test_what_is_planted_is_found_beyond_every_control_with_gradients_and_by_ranking(encoder: str):
     attack, control = planted()
     known = replace(control.knowledge, encoder=encoder)
@@ -219,6 +221,7 @@ def test_wrong_numbers_of_draws_and_images_are_refused():
             StyleInversion(**wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.medium
 def test_priors_of_fewer_images_are_nested_and_answer_once_more():
     attack, cases = replace(FOUND, losses=("mse",), auxiliary=(8, 12)), [image_rows(victims(0), "red")]
     cache_of = attack.inverter_cache(SERVER, child_rng())

@@ -37,6 +37,7 @@ def flat(*colors: tuple[float, float, float], side: int = 16) -> Tensor:
     return torch.tensor(colors).view(-1, 3, 1, 1).expand(-1, -1, side, side).contiguous()
 
 
+@pytest.mark.medium
 def test_the_style_of_a_procedural_picture_is_met_by_pictures_that_differ_from_each_other_and_from_it():
     data = shapes(image_size=32, per_domain=42)
     everything = as_float(data.pixels())

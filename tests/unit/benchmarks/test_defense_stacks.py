@@ -36,6 +36,7 @@ def test_a_cell_is_refused_without_a_guarantee_or_the_bound_nearest_to_its_claim
     assert cell([AUDITED, {**AUDITED, "bound": 3.0, "claim": 8.0}]) == "3.0 / 8"
 
 
+@pytest.mark.medium
 def test_the_stack_that_released_raw_styles_is_refused_and_what_is_accepted_is_audited(styles: Bench):
     refused = [str(styles.outcome(stack)["refused"]) for stack in (("PS", "PS0"), ("PS0", "PS"))]
     accepted = styles.outcome(("PS", "Q"))

@@ -40,6 +40,7 @@ def test_datasets_and_weights_say_what_is_there(capsys: pytest.CaptureFixture[st
     assert weights["vgg16"] == {**weights["vgg16"], "stored": False, "sha256": None}
 
 
+@pytest.mark.medium
 def test_a_checked_dataset_is_counted_by_domain_and_class(capsys: pytest.CaptureFixture[str]):
     found = told(capsys, "data", "check", "shapes")
 

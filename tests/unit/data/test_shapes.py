@@ -77,6 +77,7 @@ def test_an_image_does_not_depend_on_how_many_are_drawn() -> None:
         assert torch.equal(values, more.attributes[name][same])
 
 
+@pytest.mark.medium
 def test_a_second_process_draws_the_same_bytes() -> None:
     script = (
         "import torch; torch.set_num_threads(1)\n"

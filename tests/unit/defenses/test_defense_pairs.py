@@ -75,6 +75,7 @@ def noisy(uses: Mapping[str, tuple[Use, ...] | None]) -> dict[str, list[tuple[fl
 
 
 @pytest.mark.parametrize("kind", SENDING)
+@pytest.mark.medium
 def test_what_leaves_under_a_pair_is_refused_or_costs_what_its_mechanism_costs(kind: str):
     method, accepted = SENDING[kind], 0
     alone: dict[str, dict[str, list[tuple[float, float]]]] = {}

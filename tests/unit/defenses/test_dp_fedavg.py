@@ -165,6 +165,7 @@ def test_a_trusted_server_sees_clipped_models_without_noise_and_adds_other_noise
 
 @pytest.mark.parametrize("rounds", [1, 3])
 @pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
+@pytest.mark.medium
 def test_all_rounds_together_cost_the_epsilon_asked_for(rounds: int, relation: Literal["zero-out", "replace-one"]):
     found = ran(DPFedAvg(epsilon=4, neighbors=relation), rounds=rounds).guarantees
 
@@ -180,6 +181,7 @@ def test_the_multiplier_is_that_of_one_release_times_the_root_of_the_rounds():
     assert replace(defense, neighbors="replace-one").multiplier(1) == pytest.approx(2 * noise_multiplier(2, 1e-6))
 
 
+@pytest.mark.medium
 def test_sampling_a_part_of_the_clients_amplifies_nothing():
     found = ran(DPFedAvg(noise_multiplier=1.5), rounds=4, participation=0.34).guarantees[0]
     alone = ran(DPFedAvg(noise_multiplier=1.5), rounds=1).guarantees[0]
@@ -209,6 +211,7 @@ def test_the_capped_weight_scales_the_change_and_is_not_told():
     assert capped.numbers == [[1.0]] * 3
 
 
+@pytest.mark.medium
 def test_single_messages_of_distributed_noise_are_accounted_as_weak_as_they_are():
     strong, weak = ran(DPFedAvg(epsilon=2)), ran(DPFedAvg(epsilon=2, trust="distributed"))
 
@@ -357,6 +360,7 @@ def test_options_out_of_range_are_refused(options: dict[str, float], said: str):
 
 @settings(max_examples=100, deadline=None)
 @given(seed=st.integers(0, 2**31), scale=st.floats(-9, 9), bound=st.floats(1e-3, 1e3), width=st.integers(1, 40))
+@pytest.mark.medium
 def test_no_client_moves_a_sum_by_more_than_its_sensitivity(seed: int, scale: float, bound: float, width: int):
     rng = stream(seed, "world", "pairs")
     for _ in range(100):  # 10,000 pairs

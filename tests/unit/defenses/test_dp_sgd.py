@@ -104,6 +104,7 @@ def model_state() -> ModelState:
 
 
 @pytest.mark.parametrize(("asked", "rounds"), [(1.0, 3), (8.0, 2)])
+@pytest.mark.medium
 def test_all_rounds_of_a_client_together_cost_what_was_asked_for_and_never_more(
     clients: list[Client], asked: float, rounds: int
 ):
@@ -117,6 +118,7 @@ def test_all_rounds_of_a_client_together_cost_what_was_asked_for_and_never_more(
     assert 0.98 * asked <= whole <= asked
 
 
+@pytest.mark.medium
 def test_the_ledger_of_a_whole_run_composes_to_what_was_asked_for(clients: list[Client]):
     (run,) = promises(FedAvg(plan=PLAN), clients[:2], DPSGD(epsilon=8.0))
 
@@ -125,6 +127,7 @@ def test_the_ledger_of_a_whole_run_composes_to_what_was_asked_for(clients: list[
     assert 0.98 * 8 <= float(str(run["epsilon"])) <= 8
 
 
+@pytest.mark.medium
 def test_noise_is_for_all_rounds_whoever_takes_part_and_the_ledger_counts_who_did(clients: list[Client]):
     every, some = (
         promises(FedAvg(plan=PLAN), clients, DPSGD(epsilon=8.0), rounds=rounds, participation=share)[0]
@@ -166,6 +169,7 @@ def test_refusals_while_training_say_the_name_by_which_a_method_is_called(client
 
 
 @pytest.mark.parametrize("defense", [DPSGD(noise_multiplier=0.0), DPSGD(epsilon=math.inf)])
+@pytest.mark.medium
 def test_training_without_noise_is_named_as_unprotected(clients: list[Client], defense: DPSGD):
     (run,) = promises(FedAvg(plan=PLAN), clients[:1], defense, rounds=1)
 
@@ -173,6 +177,7 @@ def test_training_without_noise_is_named_as_unprotected(clients: list[Client], d
     assert run["uncovered"] == ["update/model", "update/numbers"]
 
 
+@pytest.mark.medium
 def test_scores_that_choose_the_round_are_named_as_unprotected(clients: list[Client]):
     run, model = promises(FedAvg(plan=PLAN, select="validation"), clients[:2], DPSGD(epsilon=8.0))
 
@@ -181,6 +186,7 @@ def test_scores_that_choose_the_round_are_named_as_unprotected(clients: list[Cli
     assert model["part"] == "model only"
 
 
+@pytest.mark.medium
 def test_moments_that_outlive_rounds_are_those_of_noisy_gradients_and_cost_nothing_more(clients: list[Client]):
     plan = replace(PLAN, optimizer="adam")
 

@@ -191,6 +191,7 @@ def test_options_out_of_range_are_refused(options: Mapping[str, object]):
         build(PrivateScores, options, where="defense private-scores")
 
 
+@pytest.mark.medium
 def test_alone_it_promises_scores_and_names_models(clients: list[Client]):
     defense_stack = DefenseStack(defenses=(PrivateScores(epsilon=2.0),), name="test")
     wire = Wire(secret=lambda upload, number: simulated_stream(0, number), keep=lambda message: False)

@@ -85,6 +85,7 @@ QUIET = 300.0
 """An epsilon whose noise is so small that no variance is clamped."""
 
 
+@pytest.mark.medium
 def test_the_noise_on_a_mean_has_the_standard_deviation_that_is_accounted_for():
     message, defense = outgoing(OVERALL, count=40), PrivateStyles(epsilon=QUIET)
     (use,) = cost(protected(defense, message))
@@ -92,6 +93,7 @@ def test_the_noise_on_a_mean_has_the_standard_deviation_that_is_accounted_for():
     assert spread_of(message, defense, pooled_coordinates(message)) == pytest.approx(use.noise, rel=0.03)
 
 
+@pytest.mark.medium
 def test_the_noise_on_a_distribution_has_the_standard_deviation_that_is_accounted_for():
     message, defense = distribution_message(), PrivateStyles(epsilon=QUIET)
     (use,) = cost(protected(defense, message))
@@ -100,6 +102,7 @@ def test_the_noise_on_a_distribution_has_the_standard_deviation_that_is_accounte
     assert spread_of(message, defense, pooled_coordinates(message), first=9) == pytest.approx(use.noise, rel=0.03)
 
 
+@pytest.mark.medium
 def test_the_noise_on_a_sum_has_the_standard_deviation_that_is_accounted_for():
     """About center 0 the mean is sum / count; its noise is sd / n, and -mean sd / (lambda n) from the count."""
     message = outgoing(OVERALL, count=40)
@@ -116,6 +119,7 @@ def test_the_noise_on_a_sum_has_the_standard_deviation_that_is_accounted_for():
     assert spread_of(message, defense, read) == pytest.approx(expected, rel=0.03)
 
 
+@pytest.mark.medium
 def test_the_noise_on_rows_has_the_standard_deviation_that_is_accounted_for():
     message, defense = outgoing(FedAlign(upload_ratio=0.2), count=40), PrivateStyles(epsilon=QUIET)
     (use,) = cost(protected(defense, message))
@@ -126,6 +130,7 @@ def test_the_noise_on_rows_has_the_standard_deviation_that_is_accounted_for():
     assert means == pytest.approx(use.noise, rel=0.03)  # stds are clamped at 0, means are not
 
 
+@pytest.mark.medium
 def test_the_noise_on_a_client_has_the_standard_deviation_that_is_accounted_for():
     message, defense = outgoing(OVERALL, count=40), PrivateStyles(epsilon=QUIET, unit="client")
     (use,) = cost(protected(defense, message))

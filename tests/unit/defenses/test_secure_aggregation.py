@@ -100,6 +100,7 @@ def test_no_adversary_sees_a_clients_own_style(exchanged: FederationRun, adversa
 
 
 @pytest.mark.parametrize("name", sorted(SUMMED - {"ccst"}))
+@pytest.mark.medium
 def test_averaging_methods_learn_from_the_sum_what_they_learn_from_single_models(name: str, clients: list[Client]):
     plain = federated(method_named(name), clients, recode=False)
 

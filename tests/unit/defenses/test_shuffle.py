@@ -112,6 +112,7 @@ def test_a_median_over_clients_does_not_mind_their_order(clients: list[Client]):
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedgma", "fpl", "fediir", "ccst"])
+@pytest.mark.medium
 def test_methods_that_look_at_unnamed_uploads_train_under_it(name: str, clients: list[Client]):
     plain = federated(method_named(name), clients, recode=False)
 

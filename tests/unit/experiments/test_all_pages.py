@@ -86,6 +86,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.medium
 def test_a_page_has_landmarks_captions_heads_with_a_scope_and_anchors_that_exist_once(kind: str, made: dict[str, str]):
     page = read(made[kind])
 
@@ -145,6 +146,7 @@ def test_a_page_of_seeds_says_what_guessing_a_class_reaches(made: dict[str, str]
 
 
 @pytest.mark.parametrize(("dataset", "drawn"), [("shapes", True), ("swatches", True), ("pacs", False)])
+@pytest.mark.medium
 def test_verdicts_on_drawn_images_are_no_finding_wherever_they_are_said(
     dataset: str, drawn: bool, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ):

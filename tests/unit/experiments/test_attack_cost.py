@@ -56,6 +56,7 @@ def test_a_cell_has_seconds_and_memory(part: str):
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
+@pytest.mark.medium
 def test_every_question_is_answered_for_a_registered_attack(name: str):
     assert QUESTIONS[name](Size(candidates=30, clients=4, dimension=16, reference=40)).answer()
     assert name in ATTACKS

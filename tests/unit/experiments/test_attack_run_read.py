@@ -54,6 +54,7 @@ def test_halves_of_the_validation_images_are_even_in_every_domain(run: Path):
         assert int((classes[0] - classes[1]).abs().max()) <= 1
 
 
+@pytest.mark.medium
 def test_images_with_a_copy_among_the_training_images_are_nobodys_non_members(tmp_path: Path):
     data = pictures(tmp_path / "data", domains=("x", "y", "z"), each=110, twice=30)
     run = tmp_path / "run"

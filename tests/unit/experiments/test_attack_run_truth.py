@@ -59,6 +59,7 @@ def questions(made: Recorded) -> RecordedQuestions:
     return RecordedQuestions(recorded=made, challenger=challenger, reproduced=again)
 
 
+@pytest.mark.medium
 def test_rows_found_by_sharing_again_are_the_images_behind_the_recorded_ones(tmp_path: Path):
     made = again(ran(tmp_path / "run"))
 
@@ -105,6 +106,7 @@ def test_only_clients_whose_truth_is_known_are_asked_about(run: Path):
     assert one.gap(question, LOOKED_UP) == "not known"
 
 
+@pytest.mark.medium
 def test_a_client_that_sat_out_all_rounds_is_not_asked_about(tmp_path: Path):
     run = ran(tmp_path / "run", "fedalign", rounds=1, options=(), participation=0.67)
     asked = questions(again(run))
@@ -156,6 +158,7 @@ def test_copied_images_are_neither_members_nor_others(trained: Path):
     assert cases[0][0].records == len(made.clients[0].data)
 
 
+@pytest.mark.medium
 def test_models_that_were_not_kept_are_named_with_the_option_that_keeps_them(tmp_path: Path):
     run = ran(tmp_path / "run", "fedavg", rounds=1)
     asked = questions(again(run, target="fedavg"))
@@ -185,6 +188,7 @@ def test_a_run_led_elsewhere_has_members_only_where_a_release_says_so(trained: P
     assert len(shared.cases(Question(kind="released", gallery=50), LOOKED_UP)) == 3
 
 
+@pytest.mark.medium
 def test_a_report_without_its_clients_images_names_the_unseen_domain_alone(trained: Path, tmp_path: Path):
     copy = Path(shutil.copytree(trained, tmp_path / "copy"))
     made = again(trained, target="fedavg")
@@ -196,6 +200,7 @@ def test_a_report_without_its_clients_images_names_the_unseen_domain_alone(train
     assert not made.remote_data
 
 
+@pytest.mark.medium
 def test_clients_of_a_run_led_elsewhere_may_have_kept_their_numbers_to_themselves(trained: Path, tmp_path: Path):
     copy = Path(shutil.copytree(trained, tmp_path / "copy"))
     data = again(trained, target="fedavg").record.report["dataset"]
@@ -221,6 +226,7 @@ def test_the_first_model_is_the_recorded_one_or_said_not_to_be(trained: Path):
     assert made.model.state.sha256 == first.sha256
 
 
+@pytest.mark.medium
 def test_styles_of_layers_that_were_not_kept_cannot_be_attacked(tmp_path: Path):
     run = ran(tmp_path / "run", "stablefdg", rounds=1)
     question = RecordedRequest(run=run, attacks=("membership",))
@@ -229,6 +235,7 @@ def test_styles_of_layers_that_were_not_kept_cannot_be_attacked(tmp_path: Path):
         attack_recorded(question, data_root=None, out=None, fresh=True, progress=NoProgress())
 
 
+@pytest.mark.medium
 def test_styles_of_kept_layers_are_made_again(tmp_path: Path):
     made = again(ran(tmp_path / "run", "stablefdg", rounds=1, keep="models=last"))
 

@@ -23,6 +23,8 @@ from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.progress import NoProgress
 from tests.support.own_vectors import Own, own
 
+pytestmark = pytest.mark.medium
+
 FAST = ("reidentification", "membership", "label-inference", "domain-inference", "linkage")
 
 

@@ -50,6 +50,7 @@ def top1(report: AttackReport, **where: str) -> Measurement:
     )  # fmt: skip
 
 
+@pytest.mark.medium
 def test_a_file_an_array_a_tensor_a_mapping_and_an_artifact_give_the_same_report(tmp_path: Path):
     mean, std = (part.contiguous() for part in torch.from_numpy(VECTORS).chunk(2, dim=1))
     bank = StyleBank(mean=mean, std=std, owner=torch.arange(1, 13))
@@ -120,6 +121,7 @@ def test_the_table_of_guesses_names_the_linked_clients(tmp_path: Path):
     assert style
 
 
+@pytest.mark.medium
 def test_candidates_name_the_images_behind_vectors(tmp_path: Path):
     rng = np.random.default_rng(0)
     rows = np.abs(rng.normal(3, 1, (60, 64)))
@@ -174,6 +176,7 @@ def test_lists_are_exact_however_a_client_averages_its_images(pooled: bool):
     assert ("means of their images' means and stds" in str(report.environment["notes"])) is not pooled
 
 
+@pytest.mark.medium
 def test_vectors_of_other_images_do_not_hide_how_a_client_averages_its_own():
     rng = np.random.default_rng(1)
     rows = np.abs(rng.normal(3, 1, (40, 64)))
@@ -188,6 +191,7 @@ def test_vectors_of_other_images_do_not_hide_how_a_client_averages_its_own():
     assert "means of their images' means and stds" in str(report.environment["notes"])
 
 
+@pytest.mark.medium
 def test_a_function_serves_as_the_encoder_of_images(tmp_path: Path):
     vectors = own(tmp_path / "own")
     normal = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1), torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)

@@ -78,6 +78,7 @@ def shown(config: RunConfig, *, runs: int, number: int = 0) -> tuple[float, floa
         ("stablefdg", "private-styles", 0),
     ],
 )
+@pytest.mark.medium
 def test_a_canary_moves_a_style_by_all_that_the_claim_allows(target: str, defense: str, rounds: int):
     measured, allowed = shown(settings(target, defense, rounds=rounds), runs=100)
 
@@ -95,6 +96,7 @@ def test_a_canary_moves_a_style_by_all_that_the_claim_allows(target: str, defens
         ("stablefdg", "private-styles:epsilon=8", 0, 0.5),
     ],
 )
+@pytest.mark.medium
 def test_a_canary_in_all_other_numbers_moves_a_style_by_no_more_than_its_neighbor_allows(
     target: str, defense: str, rounds: int, share: float
 ):
@@ -119,6 +121,7 @@ def test_models_and_scores_have_canaries_that_attain_the_claim_too():
 
 
 @pytest.mark.parametrize("target", ["ccst-overall", "ccst-single"])
+@pytest.mark.medium
 def test_a_sound_release_passes_with_a_bound_that_says_something(target: str, tmp_path: Path):
     code = audit(tmp_path, target, "private-styles:epsilon=8")
 
@@ -131,6 +134,7 @@ def test_a_sound_release_passes_with_a_bound_that_says_something(target: str, tm
 
 @pytest.mark.parametrize("broken", ["StylesWithATenthOfTheNoise", "StylesWithoutClip", "StylesWithOneNoise"])
 @pytest.mark.parametrize("epsilon", [0.5, 8.0])
+@pytest.mark.medium
 def test_a_broken_release_ends_with_1(broken: str, epsilon: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(DEFENSES, "private-styles", f"tests.support.broken_defenses:{broken}")  # type: ignore[arg-type]
 
@@ -141,6 +145,7 @@ def test_a_broken_release_ends_with_1(broken: str, epsilon: float, tmp_path: Pat
 
 
 @pytest.mark.parametrize("broken", ["StylesWithMeansClippedAlone", "StylesWithOneNumberUnclipped"])
+@pytest.mark.medium
 def test_numbers_that_are_not_clipped_end_with_1(broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(DEFENSES, "private-styles", f"tests.support.broken_defenses:{broken}")  # type: ignore[arg-type]
 
@@ -165,6 +170,7 @@ def test_a_clip_of_some_numbers_or_of_each_by_itself_ends_with_1(
 
 
 @pytest.mark.parametrize("confidence", ["0.8", "0.99"])
+@pytest.mark.medium
 def test_one_audit_is_judged_at_its_own_confidence(confidence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(DEFENSES, "private-styles", "tests.support.broken_defenses:StylesWithoutClip")  # type: ignore[arg-type]
 
@@ -173,6 +179,7 @@ def test_one_audit_is_judged_at_its_own_confidence(confidence: str, tmp_path: Pa
     assert code == 1
 
 
+@pytest.mark.medium
 def test_noise_that_comes_again_in_the_next_round_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(DEFENSES, "private-styles", "tests.support.broken_defenses:StylesWithOneNoisePerRun")  # type: ignore[arg-type]
 
@@ -183,6 +190,7 @@ def test_noise_that_comes_again_in_the_next_round_is_caught(tmp_path: Path, monk
     assert (once, twice) == (0, 1)
 
 
+@pytest.mark.medium
 def test_the_document_and_the_terminal_say_what_a_bound_is_and_is_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -240,6 +248,7 @@ def test_plans_out_of_range_are_refused(options: list[str], tmp_path: Path):
     assert audit(tmp_path, "ccst-overall", "private-styles", *options) == 2
 
 
+@pytest.mark.medium
 def test_repeats_draw_their_own_secrets(tmp_path: Path):
     audit(tmp_path, "ccst-overall", "private-styles:epsilon=8", "--repeats", "4", "--runs", "40")
 

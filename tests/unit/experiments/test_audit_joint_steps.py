@@ -60,6 +60,7 @@ def test_a_canary_shows_alike_in_one_network_and_in_two_that_step_together():
     assert seen.spreads.tolist() == pytest.approx([1e-5] * 4)
 
 
+@pytest.mark.medium
 def test_noise_in_two_networks_scatters_the_evidence_as_much_as_in_one():
     found = canaries(300, noise=2.0)
 
@@ -69,6 +70,7 @@ def test_noise_in_two_networks_scatters_the_evidence_as_much_as_in_one():
         assert float(step.std()) == pytest.approx(2.0, rel=5 / (2 * 300) ** 0.5)  # the sd of an sd
 
 
+@pytest.mark.medium
 def test_sound_joint_steps_pass_with_a_bound_that_says_something(tmp_path: Path):
     code = audit(tmp_path, "dp-sgd:epsilon=8", *WHOLE, *TOGETHER)
 

@@ -57,6 +57,7 @@ def audit(out: Path, target: str, defense: str, options: str, *, seed: int = 0) 
 
 
 @pytest.mark.parametrize(("broken", "target", "defense", "options", "fault"), FAULTS)
+@pytest.mark.medium
 def test_a_planted_fault_is_found(
     broken: str, target: str, defense: str, options: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -37,6 +37,7 @@ def document(out: Path) -> dict[str, object]:
     ],
     ids=["rounded afterwards", "more noise", "guards"],
 )
+@pytest.mark.medium
 def test_a_promise_is_audited_with_what_acts_before_and_behind_it(defenses: tuple[str, ...], tmp_path: Path):
     code = audit(tmp_path, "ccst-single", *defenses)
 
@@ -51,6 +52,7 @@ def test_a_promise_is_audited_with_what_acts_before_and_behind_it(defenses: tupl
     assert [one["name"] for one in every] == [text.partition(":")[0] for text in defenses]
 
 
+@pytest.mark.medium
 def test_a_broken_promise_is_caught_behind_another_defense_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(DEFENSES, "private-styles", "tests.support.broken_defenses:StylesWithATenthOfTheNoise")  # type: ignore[arg-type]
 
@@ -80,6 +82,7 @@ def test_what_one_audit_cannot_look_at_is_refused_with_the_reason(
     assert not (tmp_path / "audit.json").exists()
 
 
+@pytest.mark.medium
 def test_an_audit_goes_twice_into_the_same_folder_and_into_nobody_elses(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

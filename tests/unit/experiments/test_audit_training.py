@@ -163,6 +163,7 @@ def test_sampled_training_without_a_clip_is_caught_under_the_methods_own_plan(
     assert 0.5 < float(str(found["claimed_epsilon"])) < float(str(found["lower_bound"]))
 
 
+@pytest.mark.medium
 def test_mislabeled_canaries_go_through_the_runs_own_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     code = audit(tmp_path, "dp-sgd:epsilon=8", "--canary", "mislabeled", *WHOLE, target="ccst-overall")
 

@@ -54,6 +54,7 @@ def test_a_training_run_that_keeps_none_aside_has_no_auxiliary_images_to_count()
         fdgsec.train("fedavg", dataset="shapes", per_domain=42, **SMALL, rounds=0, assignments=["auxiliary=4"])
 
 
+@pytest.mark.medium
 def test_a_run_with_many_auxiliary_images_is_attacked_again_with_the_same_ones(own_cache: Path, tmp_path: Path):
     one = fdgsec.attack(
         "ccst-single", per_domain=280, **SMALL, attacks=["label-inference"], out=tmp_path / "run",

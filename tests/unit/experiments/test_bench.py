@@ -92,6 +92,7 @@ def test_a_finished_cell_is_not_run_again(trained: list[RunConfig], tmp_path: Pa
     assert len(trained) == 8
 
 
+@pytest.mark.medium
 def test_other_settings_are_other_cells(trained: list[RunConfig], tmp_path: Path):
     bench(REQUEST, data_root=None, out=tmp_path, progress=NoProgress())
     bench(replace(REQUEST, given={"rounds": 3}), data_root=None, out=tmp_path, progress=NoProgress())

@@ -115,6 +115,7 @@ def test_fisc_trains_on_the_pairs_of_domains_that_its_section_names():
     ]  # fmt: skip
 
 
+@pytest.mark.medium
 def test_an_ablations_arms_are_trained_stacked_and_adapted(tmp_path: Path):
     given = {
         "backbone": "tiny", "pretrained": False, "encoder": "mini", "image_size": 32, "per_class": 4, "rounds": 1,

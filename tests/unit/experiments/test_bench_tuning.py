@@ -63,6 +63,7 @@ def rates_of(configs: Iterable[RunConfig]) -> set[tuple[str, str, float]]:
     return {(each.method, str(each.target_domain), each.options["plan"]["learning_rate"]) for each in configs}
 
 
+@pytest.mark.medium
 def test_each_arm_and_column_is_trained_at_the_rate_that_its_own_domains_prefer(
     trained: list[RunConfig], tmp_path: Path
 ):
@@ -85,6 +86,7 @@ def test_a_run_that_chooses_a_rate_stores_nothing_of_the_unseen_domain(trained: 
     assert all(set(row["accuracy"]) == {"per_domain", "steps"} for row in rows)
 
 
+@pytest.mark.medium
 def test_the_choices_are_written_before_a_cell_is_trained(
     trained: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -116,6 +118,7 @@ def test_of_equally_good_rates_the_lowest_is_chosen(
     assert trained[-1].options["plan"]["learning_rate"] == 1e-4
 
 
+@pytest.mark.medium
 def test_a_table_goes_on_where_it_stopped_in_either_part(trained: list[RunConfig], tmp_path: Path):
     shown = [filled(tmp_path, limit=number)["finished"] for number in (3, 6, 0, 5)]
 
@@ -141,6 +144,7 @@ def test_the_seed_of_the_choice_is_not_one_of_the_table(trained: list[RunConfig]
         Tuning(rates=(1e-3, 1e-3))
 
 
+@pytest.mark.medium
 def test_the_time_left_is_told_before_the_first_run_and_after_each(trained: list[RunConfig], tmp_path: Path):
     told: list[str] = []
 

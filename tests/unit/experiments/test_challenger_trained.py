@@ -103,6 +103,7 @@ def test_simulated_training_keeps_the_models_of_all_rounds_where_the_run_does(ro
     }
 
 
+@pytest.mark.medium
 def test_a_server_simulates_from_the_generator_that_it_gave_its_clients_and_a_client_from_another(roles: Roles):
     server = challenger_of(roles, roles.federation.of_domain(0), roles.federation.of_domain(1))
     client = replace(server, adversary=ADVERSARIES["client"], memo={})

@@ -47,6 +47,7 @@ def git(folder: Path, *words: str) -> str:
     ).stdout.strip()
 
 
+@pytest.mark.medium
 def test_a_registration_gives_the_same_request_back(registration: Registration, registered: Path):
     found = read_registration(registered)
 
@@ -105,6 +106,7 @@ def test_other_images_or_weights_than_the_registered_ones_are_refused(registered
         )
 
 
+@pytest.mark.medium
 def test_a_report_counts_again_only_under_the_registration_it_was_made_for(tmp_path: Path):
     asked = replace(REQUEST, encoders=("mini",), seeds=(10,))
     chosen = chosen_claims(["fedalign-summaries"])

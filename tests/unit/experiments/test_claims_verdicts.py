@@ -268,6 +268,7 @@ def test_the_adjusted_p_value_says_whether_a_claim_is_contradicted():
     assert all(after >= before for before, after in adjusted.values())
 
 
+@pytest.mark.medium
 def test_true_claims_are_contradicted_in_at_most_one_ledger_of_twenty():
     rng = torch.Generator().manual_seed(0)
     repeats, claims, domains, n = 400, 14, 3, 60

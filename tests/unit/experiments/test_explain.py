@@ -42,6 +42,7 @@ def test_every_attack_is_explained_with_what_it_needs_and_how_it_is_controlled(n
 
 
 @pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.medium
 def test_the_command_that_runs_an_attack_is_one_that_would_run_it(name: str, capsys: pytest.CaptureFixture[str]):
     _, *command = sections(name)["run it"].split()
 

@@ -78,6 +78,7 @@ def in_process(config: RunConfig) -> FederationRun:
 
 
 @pytest.mark.parametrize("name", ["ccst", "fisc", "stablefdg", "feddag", "fedalign", "feddg-ga", "fedbn", "fpl"])
+@pytest.mark.medium
 def test_a_federation_on_flower_is_the_one_in_this_process_byte_for_byte(name: str, tmp_path: Path):
     config = settings(name)
 
@@ -103,6 +104,7 @@ def test_a_federation_on_flower_is_the_one_in_this_process_byte_for_byte(name: s
         ("feddg-ga", ["fit", "review"], ["fit", "review"]),
     ],
 )
+@pytest.mark.medium
 def test_a_round_takes_at_most_two_message_stages(name: str, first: list[str], later: list[str], tmp_path: Path):
     remote, grid = on_paper(settings(name), tmp_path)
 
@@ -113,6 +115,7 @@ def test_a_round_takes_at_most_two_message_stages(name: str, first: list[str], l
     assert len(grid.messages) == 3 * (1 + len(stages))  # one more in which nodes say who they are
 
 
+@pytest.mark.medium
 def test_a_model_travels_once_a_round_however_many_steps_read_it(tmp_path: Path):
     _, grid = on_paper(settings("stablefdg", rounds=1), tmp_path)
 
@@ -123,6 +126,7 @@ def test_a_model_travels_once_a_round_however_many_steps_read_it(tmp_path: Path)
     assert all("model" not in names for names in slots[6:9])
 
 
+@pytest.mark.medium
 def test_defenses_act_at_the_node_and_cost_the_run_what_they_cost_here(tmp_path: Path):
     config = settings("ccst", rounds=0, defenses=("private-styles:epsilon=4,delta=1e-5",))
 
@@ -156,6 +160,7 @@ def test_no_node_ends_a_run_by_what_it_says_of_its_noise(lie: dict[str, object],
     assert none is (run["epsilon"] is None) is (lie != MANY)  # many releases compose, to an epsilon without worth
 
 
+@pytest.mark.medium
 def test_a_node_with_a_secret_of_its_own_sends_other_noise_each_federation(tmp_path: Path):
     config = settings("ccst", rounds=0, defenses=("style-noise:p=0.1,scale=0.5",))
     local = in_process(config)
@@ -235,6 +240,7 @@ def test_an_owners_defenses_act_before_those_that_a_server_adds():
     assert apps.own_first(OWNER, [noise, private]) == (private, noise)
 
 
+@pytest.mark.medium
 def test_no_key_is_in_a_message_or_in_a_file_but_its_own(tmp_path: Path):
     """Neither a node's key, nor its run's secret, nor the key of its noise, nor the server's, however it is spelled."""
     config = settings("ccst", rounds=1, defenses=("private-styles:epsilon=4,delta=1e-5",), keep="models=all")
@@ -333,6 +339,7 @@ def test_a_quorum_goes_on_without_the_client_that_failed(tmp_path: Path):
     assert senders == {"client:0", "client:2"}
 
 
+@pytest.mark.medium
 def test_a_run_goes_on_without_nodes_that_claim_what_they_are_not(tmp_path: Path):
     """Of six nodes the last three lie; the run is that of the three honest ones, to the byte."""
     config = settings("fedavg", rounds=1)

@@ -58,12 +58,14 @@ def test_an_attack_that_a_file_of_settings_names_twice_is_refused(named: str, tm
         attack_settings("ccst-overall", {}, preset=str(path))
 
 
+@pytest.mark.medium
 def test_an_attack_object_runs_in_place_of_the_bundled_one_of_its_name(own_cache: object):
     fdgsec.attack("ccst-overall", attacks=[CountedDifferencing()], per_domain=60, image_size=32)
 
     assert ASKED
 
 
+@pytest.mark.medium
 def test_a_method_that_no_registry_knows_is_attacked_afresh_every_time(own_cache: object):
     reports = [fdgsec.attack(Renamed(), attacks=["differencing"], per_domain=60, image_size=32) for _ in range(2)]
 
@@ -72,6 +74,7 @@ def test_a_method_that_no_registry_knows_is_attacked_afresh_every_time(own_cache
     assert reports[0].transcript_sha256 == reports[1].transcript_sha256
 
 
+@pytest.mark.medium
 def test_a_bundled_run_is_reused(own_cache: object):
     reports = [fdgsec.attack("ccst-overall", attacks=["differencing"], per_domain=60, image_size=32) for _ in range(2)]
 
@@ -100,6 +103,7 @@ def test_what_is_bundled_is_of_fdgsec_through_and_through():
     assert not is_bundled(Renamed())
 
 
+@pytest.mark.medium
 def test_what_a_target_releases_follows_its_options():
     given = {"dataset": "shapes", "per_domain": 42, "image_size": 32}
     ccst = attack_settings("cross-evaluation", given, assignments=["method.base=ccst"])

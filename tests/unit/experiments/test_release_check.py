@@ -107,6 +107,7 @@ class CenteredSpectra(CCST):
         return {"styles": replace(spectra, values=torch.fft.fftshift(spectra.values, dim=(2, 3)))}, state
 
 
+@pytest.mark.medium
 def test_exchanges_of_questions_are_compared_too(own_cache: object):
     attacks = (Membership(sizes=(10,), clients=20), Membership(sizes=(20,), clients=10))
     ten, twenty = (
@@ -118,6 +119,7 @@ def test_exchanges_of_questions_are_compared_too(own_cache: object):
     assert twenty.status == "done"
 
 
+@pytest.mark.medium
 def test_spectra_of_single_images_are_compared(own_cache: object):
     centered, plain = (
         fdgsec.attack(
@@ -185,6 +187,7 @@ def test_no_leak_behind_a_defense_that_an_attack_ignores_is_no_evidence_of_prote
     assert any(json.dumps(row.document()).count("not adapted") for row in rows)
 
 
+@pytest.mark.medium
 def test_an_attack_is_believed_behind_a_defense_that_it_accounts_for(own_cache: object):
     report = fdgsec.attack(
         CCST(style="single", encoder="pixels"), attacks=("reidentification",), per_domain=60, image_size=32,
@@ -202,6 +205,7 @@ def test_an_attack_is_believed_behind_a_defense_that_it_accounts_for(own_cache: 
         FISC(encoder="pixels", local_clustering=False, sigma="mixture"),
     ],
 )  # fmt: skip
+@pytest.mark.medium
 def test_what_is_released_as_attacks_take_it_is_attacked(method: CCST | FISC, own_cache: object):
     report = fdgsec.attack(method, attacks=("membership", "domain-inference"), per_domain=60, image_size=32)
 

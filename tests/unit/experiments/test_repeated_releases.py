@@ -48,6 +48,7 @@ class Copies(CCST):
         return {**sent, **{f"copy{number}": sent["styles"] for number in range(COPIES)}}, state
 
 
+@pytest.mark.medium
 def test_noisy_copies_of_one_release_are_averaged(own_cache: object):
     """49 copies under noise of 7 sd are read as well as one under 1 sd."""
     one, many = (
@@ -89,6 +90,7 @@ def test_rounds_count_where_their_releases_differ():
     assert partly_read(ModelMembership(), transcript(1, 2).different_exchanges())(row(), 1) == ""
 
 
+@pytest.mark.medium
 def test_a_trained_run_gives_no_all_clear_to_an_attack_that_reads_one_round(own_cache: object):
     for target, attack in (
         ("fedalign", PoolExposure(rounds=(2,))),
@@ -121,6 +123,7 @@ class AgainWithTheUpdate(CCST):
         return replace(update, artifacts={**update.artifacts, "style": sent["style"]}), state
 
 
+@pytest.mark.medium
 def test_a_style_that_another_stage_sends_bare_gives_no_all_clear(own_cache: object):
     result = fdgsec.attack(
         AgainWithTheUpdate(encoder="pixels"), attacks=(Membership(sizes=(20,), clients=12),), per_domain=120,
@@ -133,6 +136,7 @@ def test_a_style_that_another_stage_sends_bare_gives_no_all_clear(own_cache: obj
     assert all("reads 1 of 2 releases that differ" in verdict for verdict in quiet)
 
 
+@pytest.mark.medium
 def test_behind_a_failed_positive_control_a_row_without_a_leak_is_no_evidence(
     own_cache: object, monkeypatch: pytest.MonkeyPatch
 ):
@@ -150,6 +154,7 @@ def test_behind_a_failed_positive_control_a_row_without_a_leak_is_no_evidence(
     assert all("positive controls failed: no evidence of protection" in verdict for verdict in quiet)
 
 
+@pytest.mark.medium
 def test_a_report_names_what_no_attack_read(own_cache: object):
     found = fdgsec.attack("ccst-overall", attacks=("linkage",), per_domain=60, image_size=32, rounds=1)
     assert found.unread_kinds == ["ModelState", "Scores"]

@@ -2,6 +2,7 @@
 
 import io
 
+import pytest
 import torch
 from PIL import Image
 
@@ -75,6 +76,7 @@ def test_bars_of_the_size_figure_are_students_intervals():
     assert abs(half_width([0.6, 0.6, 0.8, 0.8]) - 3.18245 * 0.115470 / 2) < 1e-4
 
 
+@pytest.mark.medium
 def test_membership_has_a_curve_for_every_domain_and_its_values_in_the_data():
     scores = torch.tensor([2.0, 1.0, 0.5, -1.0])
     answers = [Membership(case=number, scores=scores) for number in range(3)]

@@ -14,6 +14,8 @@ from fdgsec.experiments.report import schema
 from fdgsec.metrics.measurement import Control, Measurement
 from fdgsec.privacy.ledger import Guarantee
 
+pytestmark = pytest.mark.medium
+
 SMALL: dict[str, Any] = {"per_domain": 70, "image_size": 16}
 SCHEMA = fdgsec.AttackReport.json_schema()
 

@@ -127,6 +127,7 @@ def result(run: FederationRun) -> dict[str, Any]:
 
 @pytest.mark.parametrize("until", [2, ROUNDS])
 @pytest.mark.parametrize("name", TOYS)
+@pytest.mark.medium
 def test_rounds_that_are_not_done_again_leave_the_same_run(name: str, until: int, tmp_path: Path):
     whole = ran(TOYS[name], kept_in(tmp_path / "whole"))
     with pytest.raises(KeyboardInterrupt):
@@ -136,6 +137,7 @@ def test_rounds_that_are_not_done_again_leave_the_same_run(name: str, until: int
     assert result(ran(TOYS[name], kept_in(tmp_path / "cut"))) == result(whole)
 
 
+@pytest.mark.medium
 def test_a_run_whose_last_round_was_kept_trains_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     whole = ran(TOYS["styles once"], kept_in(tmp_path))
     monkeypatch.setattr(LocalEngine, "ask", None)
@@ -143,6 +145,7 @@ def test_a_run_whose_last_round_was_kept_trains_no_more(tmp_path: Path, monkeypa
     assert result(ran(TOYS["styles once"], kept_in(tmp_path))) == result(whole)
 
 
+@pytest.mark.medium
 def test_two_rounds_are_kept_with_what_they_name_and_nobody_else_may_read_them(tmp_path: Path):
     ran(TOYS["styles once"], kept_in(tmp_path / "kept"))
 
@@ -182,6 +185,7 @@ def delete_contents(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "left"), [(damage_newest, 1), (cut_newest, 1), (damage_all, 0), (delete_contents, 0)]
 )
+@pytest.mark.medium
 def test_a_damaged_round_is_told_in_one_line_and_the_run_goes_on_before_it(
     damage: Callable[[Path], None], left: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -200,6 +204,7 @@ def test_a_damaged_round_is_told_in_one_line_and_the_run_goes_on_before_it(
     ] * left
 
 
+@pytest.mark.medium
 def test_every_flipped_byte_of_a_small_index_is_noticed(tmp_path: Path):
     whole = result(ran(TOYS["styles once"], kept_in(tmp_path)))
     index = tmp_path / f"round-{ROUNDS}.json"
@@ -214,6 +219,7 @@ def test_every_flipped_byte_of_a_small_index_is_noticed(tmp_path: Path):
     assert result(ran(TOYS["styles once"], kept_in(tmp_path))) == whole
 
 
+@pytest.mark.medium
 def test_another_run_in_the_folder_is_refused_and_names_what_differs(tmp_path: Path):
     ran(TOYS["styles once"], kept_in(tmp_path, rounds=4, seed=0))
 
@@ -226,6 +232,7 @@ def test_another_run_in_the_folder_is_refused_and_names_what_differs(tmp_path: P
         ran(TOYS["styles once"], kept_in(tmp_path))
 
 
+@pytest.mark.medium
 def test_a_run_that_ended_before_its_first_round_keeps_nobody_out(tmp_path: Path):
     kept_in(tmp_path, rounds=4, seed=0).begin()
 
@@ -234,6 +241,7 @@ def test_a_run_that_ended_before_its_first_round_keeps_nobody_out(tmp_path: Path
     assert result(whole) == result(ran(TOYS["styles once"], kept_in(tmp_path / "whole", rounds=4, seed=1)))
 
 
+@pytest.mark.medium
 def test_a_disk_that_refuses_costs_the_kept_round_and_not_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     whole = ran(TOYS["styles once"], kept_in(tmp_path / "whole"))
     (tmp_path / "full").mkdir()
@@ -259,6 +267,7 @@ def test_another_quorum_is_another_run(tmp_path: Path):
         federate(request, quorum=0.5)
 
 
+@pytest.mark.medium
 def test_an_unfinished_local_run_is_not_overwritten_by_one_on_flower(tmp_path: Path):
     ran(TOYS["styles once"], kept_in(tmp_path))
 

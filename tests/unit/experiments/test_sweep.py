@@ -138,6 +138,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
+@pytest.mark.medium
 def test_a_sweep_goes_on_where_a_limit_stopped_it_and_computes_nothing_twice(computed: list[str], tmp_path: Path):
     first = sweep(REQUEST, data_root=None, out=tmp_path, progress=NoProgress(), limit=2)
     second = sweep(REQUEST, data_root=None, out=tmp_path, progress=NoProgress())
@@ -156,6 +157,7 @@ def test_nothing_is_computed_with_a_limit_of_zero(computed: list[str], tmp_path:
     assert not list(tmp_path.glob("*.png"))
 
 
+@pytest.mark.medium
 def test_other_settings_are_other_points(computed: list[str], tmp_path: Path):
     sweep(REQUEST, data_root=None, out=tmp_path, progress=NoProgress())
     sweep(replace(REQUEST, profile="full"), data_root=None, out=tmp_path, progress=NoProgress())

@@ -17,6 +17,7 @@ def ticks(axes: _AxesBase) -> dict[str, float]:
     return {label.get_text(): place for label, place in zip(axes.get_xticklabels(), axes.get_xticks(), strict=True)}
 
 
+@pytest.mark.medium
 def test_both_figures_are_drawn_and_equal_numbers_give_equal_bytes():
     first, second = figures(curve(NOISE, SCORES)), figures(curve(NOISE, SCORES))
 

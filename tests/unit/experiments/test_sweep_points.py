@@ -59,6 +59,7 @@ def document(given: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {**HEAD, **summary(list(given.values()))}
 
 
+@pytest.mark.medium
 def test_tables_and_figures_of_what_is_kept_are_those_of_the_whole():
     before, after = document(points()), document(slimmed(points()))
 
@@ -135,6 +136,7 @@ def finished(_: Path | None, point: Point) -> dict[str, Any]:
     return {**whole(point.value), "settings": point.config.sha256, "guarantees": guarantee(None)}
 
 
+@pytest.mark.medium
 def test_a_sweep_writes_what_it_needs_and_slims_an_older_file_that_it_goes_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -113,6 +113,7 @@ class ReadSpectra(CCST):
     """CCST as a plug-in."""
 
 
+@pytest.mark.medium
 def test_a_method_that_the_attack_cannot_read_gets_no_all_clear(own_cache: object, monkeypatch: pytest.MonkeyPatch):
     """The control alone, as for releases that are not compared with known images."""
     monkeypatch.setattr(attack_context, "foreign_releases", lambda *_, **__: {})
@@ -143,6 +144,7 @@ class SevenClasses(CCST):
         return super().share(client, model=model, state=state, clock=clock, rng=rng)
 
 
+@pytest.mark.medium
 def test_an_error_of_a_plug_in_on_swatches_does_not_end_the_report(own_cache: object):
     [result] = fdgsec.attack(SevenClasses(), attacks=("differencing",), per_domain=60, image_size=32).attacks
     assert result.status == "done"
@@ -174,6 +176,7 @@ def test_bundled_methods_and_attacks_have_their_controls_in_the_documentation(ow
     assert report.attacks[0].target is None
 
 
+@pytest.mark.medium
 def test_an_attack_reads_swatches_through_a_bundled_target(own_cache: object):
     config = attack_settings("ccst-overall", {"device": "cpu"})
     found = through_target(config, ["membership", "differencing", "property-inference"], NoProgress())
@@ -181,6 +184,7 @@ def test_an_attack_reads_swatches_through_a_bundled_target(own_cache: object):
     assert all(control.passed for control in found.values())
 
 
+@pytest.mark.medium
 def test_a_control_that_cannot_run_has_failed_with_the_reason(own_cache: object):
     config = attack_settings("ccst-overall", {"device": "cpu"})
     [control] = through_target(config, ["gradient-inversion"], NoProgress()).values()

@@ -1,5 +1,7 @@
 """Clients of more images than a dataset has for them are said to be missing, and are not left out without a word."""
 
+import pytest
+
 import fdgsec
 from fdgsec.metrics.measurement import Measurement
 
@@ -18,6 +20,7 @@ def attacked(sizes: list[int]) -> fdgsec.AttackReport:
     )  # fmt: skip
 
 
+@pytest.mark.medium
 def test_a_size_that_no_domain_has_images_for_is_named_beside_those_that_were_measured():
     report = attacked([10, 500])
 
@@ -28,5 +31,6 @@ def test_a_size_that_no_domain_has_images_for_is_named_beside_those_that_were_me
     assert {each.slice.get("n_per_client") for each in report.attacks[0].measurements if each.judged} == {10}
 
 
+@pytest.mark.medium
 def test_sizes_that_all_domains_have_images_for_are_not_named():
     assert not too_large(attacked([10]))

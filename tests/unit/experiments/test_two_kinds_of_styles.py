@@ -43,6 +43,7 @@ class Both(CCST):
 
 
 @pytest.mark.parametrize("rows_first", [False, True])
+@pytest.mark.medium
 def test_rows_are_read_and_pooled_styles_are_named(rows_first: bool, own_cache: object):
     report = fdgsec.attack(
         Both(encoder="pixels", rows_first=rows_first),
@@ -104,6 +105,7 @@ def test_ccst_refuses_options_outside_their_range(option: str, value: float, sai
         replace(CCST(), **{option: value}).check(3)
 
 
+@pytest.mark.medium
 def test_an_attack_on_pooled_styles_reads_them(own_cache: object):
     result = fdgsec.attack(
         Both(encoder="pixels"), attacks=(Differencing(clients=4, size=10),), per_domain=80, image_size=16
@@ -111,6 +113,7 @@ def test_an_attack_on_pooled_styles_reads_them(own_cache: object):
     assert result.status == "done", result.reason
 
 
+@pytest.mark.medium
 def test_a_bank_of_pooled_styles_is_no_look_up_of_single_images(own_cache: object):
     report = fdgsec.attack(
         Both(encoder="pixels"), adversary="client", per_domain=80, image_size=16,

@@ -211,6 +211,7 @@ def test_what_is_planted_in_spectra_is_found_and_nothing_once_it_is_exchanged(na
     assert nulls
 
 
+@pytest.mark.medium
 def test_members_of_mean_spectra_are_found_on_shapes_and_the_exchanged_ones_are_not(roles: Roles):
     attack = Membership(sizes=(20,), clients=12)
     challenger = challenger_of(roles)

@@ -72,6 +72,7 @@ def result(run: FederationRun) -> dict[str, object]:
     ],
     ids=["styles", "reviews", "images in the state", "noise"],
 )
+@pytest.mark.medium
 def test_any_number_of_workers_gives_the_run_of_one_process(method: Method, stack: DefenseStack, workers: int):
     states = MemoryStates()
     local = LocalEngine(members=members(*SIZES), method=method, seed=0, states=states, defense_stack=stack)

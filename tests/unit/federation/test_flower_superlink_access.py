@@ -141,6 +141,7 @@ def test_a_file_beyond_its_limit_is_not_unpacked(tmp_path: Path):
 
 
 @pytest.mark.parametrize("packing", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+@pytest.mark.medium
 def test_a_file_that_unpacks_to_more_than_it_says_takes_no_memory(packing: int):
     large, about = io.BytesIO(), zipfile.ZipInfo("pyproject.toml")
     with zipfile.ZipFile(large, "w", packing) as made:

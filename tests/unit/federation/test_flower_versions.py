@@ -76,6 +76,7 @@ def test_serve_and_join_without_flwr_end_with_exit_3_and_write_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.medium
 def test_doctor_prints_what_there_is_and_refuses_what_was_not_tested_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

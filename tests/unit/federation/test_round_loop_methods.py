@@ -72,6 +72,7 @@ def trained(
 
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS, ids=lambda value: str(value))
+@pytest.mark.medium
 def test_no_honest_reply_is_refused(name: str, options: Mapping[str, object], clients: list[Client]):
     made: Method = build(resolve("methods", name), {"plan": PLAN, **options}, where="method")
     method = made.fitting(len(clients))
@@ -86,6 +87,7 @@ COMPOSED: Mapping[str, Method] = {
 
 
 @pytest.mark.parametrize("name", COMPOSED)
+@pytest.mark.medium
 def test_no_honest_reply_of_a_method_on_another_is_refused(name: str, clients: list[Client]):
     assert trained(COMPOSED[name], clients, checked=True, quorum=0.5)[1] == 0
 
@@ -100,6 +102,7 @@ def test_no_honest_reply_of_a_method_on_another_is_refused(name: str, clients: l
     ],
     ids=["dp-fedavg", "dp-fedavg at the server, summed", "summed", "quantized and shuffled"],
 )
+@pytest.mark.medium
 def test_no_defended_reply_is_refused(method: Method, defenses: list[Defense], clients: list[Client]):
     defense_stack = DefenseStack(defenses=defenses, usual=Guards())
 

@@ -65,6 +65,7 @@ def test_a_reviewer_that_fails_is_out_as_if_it_had_not_trained(method: FedAvg):
         (lambda reply: replace(reply, artifacts={"scores": ModelState(state={})}), "scores is a ModelState; a Scores was expected"),
     ],
 )  # fmt: skip
+@pytest.mark.medium
 def test_a_bad_review_is_none(change: Callable[[Reply], Reply], said: str):
     method = CrossEvaluation(plan=FULL_BATCH)
 
@@ -81,6 +82,7 @@ def feddag(**options: object) -> Method:
 
 
 @pytest.mark.parametrize("distribution", ["student", "global-student"])
+@pytest.mark.medium
 def test_feddag_goes_on_without_a_reviewer_generator_history_and_all(distribution: str):
     method, outcomes = feddag(distribution=distribution), []
     plan = Blueprint(backbone="tiny", classes=7, remodel=method.remodel)

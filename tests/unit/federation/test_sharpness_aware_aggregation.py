@@ -140,6 +140,7 @@ def test_a_client_without_validation_images_is_refused_by_name(clients: list[Cli
         run(SharpnessAware(plan=PLAN), [clients[0], blind])
 
 
+@pytest.mark.medium
 def test_history_recalls_better_models_of_earlier_rounds(clients: list[Client]):
     rough = replace(PLAN, learning_rate=0.8)
 

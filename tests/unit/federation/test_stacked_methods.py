@@ -116,6 +116,7 @@ def test_a_local_method_on_fedavg_is_that_method(members: list[Client]):
     assert stacked.transcript.sha256 == alone.transcript.sha256
 
 
+@pytest.mark.medium
 def test_ccst_with_mixstyle_shares_what_ccst_shares_and_trains_what_mixstyle_trains(members: list[Client]):
     ccst = CCST(plan=PLAN, k=2)
     plain, stacked = (federated(m, members[:2], recode=False) for m in (ccst, Stacked(base=ccst, local=MixStyle())))
@@ -128,6 +129,7 @@ def test_ccst_with_mixstyle_shares_what_ccst_shares_and_trains_what_mixstyle_tra
     assert stacked.transcript.sha256 == inner.transcript.sha256 != plain.transcript.sha256
 
 
+@pytest.mark.medium
 def test_artifacts_of_both_travel_side_by_side_and_each_half_sees_its_own(members: list[Client]):
     method = Stacked(base=CCST(plan=PLAN, k=2), local=Announcing())
 

@@ -60,6 +60,7 @@ def test_the_discriminator_learns_to_tell_originals_from_views():
     assert float(torch.cat(right).float().mean()) > 0.9
 
 
+@pytest.mark.medium
 def test_a_detached_discriminator_changes_nothing_that_is_sent():
     detached = run(replace(FEDALIGN, discriminator="detached"))
 
@@ -75,6 +76,7 @@ def test_a_reversed_discriminator_changes_the_model_and_reversal_of_strength_zer
     assert all(torch.equal(value, alone.model[name]) for name, value in without.model.items())
 
 
+@pytest.mark.medium
 def test_a_discriminator_stays_with_its_client_and_goes_on_where_it_stopped():
     method = replace(FEDALIGN, discriminator="detached")
 

@@ -70,6 +70,7 @@ def test_generators_go_up_with_the_update_and_come_down_from_the_second_round_on
     assert rows(outcome) == expected(("GeneratorState", GENERATOR))
 
 
+@pytest.mark.medium
 def test_averaged_discriminators_travel_too(members: list[Client]):
     method = replace(SMALL, discriminators="averaged")
 
@@ -79,6 +80,7 @@ def test_averaged_discriminators_travel_too(members: list[Client]):
     assert not any("discriminator.first.weight" in state for state in made.states.values())
 
 
+@pytest.mark.medium
 def test_a_run_through_bytes_is_the_plain_run(outcome: Outcome, members: list[Client]):
     again = federated(SMALL, members, recode=True)
 
@@ -96,6 +98,7 @@ def test_what_comes_down_is_the_mean_of_what_went_up(outcome: Outcome, members: 
     assert all(torch.equal(one[name], value) for one in handed for name, value in mean.items())
 
 
+@pytest.mark.medium
 def test_everybody_starts_from_the_same_generator_and_lets_it_learn(outcome: Outcome, members: list[Client]):
     still = federated(replace(SMALL, adversarial_epochs=0), members, recode=False)
     released = federated(replace(SMALL, released=True), members, recode=False)

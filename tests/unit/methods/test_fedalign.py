@@ -31,6 +31,7 @@ def test_two_rounds_put_exactly_these_messages_on_the_wire():
 
 
 @pytest.mark.parametrize("discriminator", ["off", "detached", "reversed"])
+@pytest.mark.medium
 def test_encoding_and_decoding_every_message_changes_nothing(discriminator: str):
     method = build(FedAlign, {"upload_ratio": 0.3, "discriminator": discriminator}, where="method")
     method = replace(method, plan=PLAN)
@@ -109,6 +110,7 @@ def once() -> Mapping[str, Tensor]:
     return run(FEDALIGN, rounds=1).model
 
 
+@pytest.mark.medium
 def test_the_received_pool_moves_the_model_and_an_ignored_one_does_not():
     def model(ratio: float, *, ignore_pool: bool) -> Tensor:
         method = replace(FEDALIGN, upload_ratio=ratio, ignore_pool=ignore_pool)

@@ -71,6 +71,7 @@ def test_fedalign_fails_the_same_check(clients: list[Client], method: FedAlign):
     assert loss > 1e-5 or method.discriminator == "reversed"  # whose term has the value 0
 
 
+@pytest.mark.medium
 def test_the_private_trainer_trains_it_and_refuses_fedalign(clients: list[Client]):
     metrics, uses = privately(METHOD, clients)
 
@@ -80,6 +81,7 @@ def test_the_private_trainer_trains_it_and_refuses_fedalign(clients: list[Client
         privately(FedAlign(plan=PLAN, upload_ratio=0.5), clients)
 
 
+@pytest.mark.medium
 def test_two_rounds_are_the_same_however_artifacts_travel_and_send_what_fedalign_sends(clients: list[Client]):
     plain, recoded = (federated(METHOD, clients, recode=recode) for recode in (False, True))
     base = federated(FedAlign(plan=PLAN, upload_ratio=0.5), clients)
@@ -96,6 +98,7 @@ def test_two_rounds_are_the_same_however_artifacts_travel_and_send_what_fedalign
     assert shapes == others
 
 
+@pytest.mark.medium
 def test_the_loss_falls(clients: list[Client]):
     losses = federated(replace(METHOD, plan=replace(PLAN, epochs=2)), clients, rounds=5).losses
 

@@ -302,6 +302,7 @@ def test_uniform_weights_ignore_how_many_images_a_client_has():
     assert largest_gap(made, averaged(alone, [0.25, 0.75])) > 1e-4
 
 
+@pytest.mark.medium
 def test_two_rounds_of_ccst_share_styles_once_train_on_shapes_and_repeat_bit_for_bit():
     config = RunConfig(method="ccst", options={"k": 2}, image_size=32, per_domain=14, rounds=2)
 

@@ -167,6 +167,7 @@ def test_reviewers_see_the_perturbed_models_of_the_others(outcome: Watched):
 
 
 @pytest.mark.parametrize("distribution", ["student", "both", "global-student"])
+@pytest.mark.medium
 def test_encoding_and_decoding_every_message_changes_nothing(clients: list[Client], distribution: Distribution):
     method = replace(METHOD, distribution=distribution, rho=0.05)
 
@@ -208,6 +209,7 @@ def test_clients_remember_the_teacher_that_they_sent(outcome: Watched):
     )
 
 
+@pytest.mark.medium
 def test_a_global_student_is_uploaded_averaged_and_handed_to_students(clients: list[Client]):
     outcome = run(replace(METHOD, distribution="global-student"), clients)
 

@@ -157,6 +157,7 @@ def test_releasing_all_is_the_bases():
     ],
     ids=["fedavg++", "ccst++", "mixstyle+"],
 )
+@pytest.mark.medium
 def test_encoding_and_decoding_every_message_changes_nothing(method: Method, clients: list[Client]):
     plain, recoded = (run(method, clients, recode=recode) for recode in (False, True))
 

@@ -121,6 +121,7 @@ def test_gradients_of_single_records_add_up_to_those_of_feddags_steps(clients: l
             assert torch.allclose(mean, parameter.grad, rtol=1e-5, atol=1e-7)  # losses are float32
 
 
+@pytest.mark.medium
 def test_a_record_more_moves_both_networks_gradients_together_by_at_most_the_bound(clients: list[Client]):
     method, client = replace(METHOD, ema=0.0), clients[0]
     rest = replace(client, data=client.data.subset(torch.arange(1, len(client.data))))
@@ -234,6 +235,7 @@ def test_scores_that_noise_has_moved_out_of_range_are_brought_back(clients: list
 
 
 @pytest.mark.parametrize("noisy", [False, True])
+@pytest.mark.medium
 def test_two_rounds_are_the_same_however_artifacts_travel(clients: list[Client], noisy: bool):
     method = replace(METHOD, plan=replace(PLAN, batch_size=6, steps=1))
 
@@ -252,6 +254,7 @@ def test_two_rounds_are_the_same_however_artifacts_travel(clients: list[Client],
     assert not noisy or all(one.tensors()["values"].tolist() == [1.0, 1.0] for one in told)  # weight, steps
 
 
+@pytest.mark.medium
 def test_the_loss_falls(clients: list[Client]):
     method = replace(METHOD, plan=replace(PLAN, batch_size=8, epochs=2), a=0.05, ema=0.0, beta=0.0, k=0)
 

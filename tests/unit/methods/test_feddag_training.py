@@ -252,6 +252,7 @@ def test_half_precision_gives_nearly_the_same_losses_and_whole_precision_weights
     assert torch.allclose(losses[0], losses[1], rtol=0.05)  # bfloat16 has eight bits
 
 
+@pytest.mark.medium
 def test_a_plan_of_steps_takes_exactly_as_many(clients: list[Client]):
     data = TrainingSet.of(clients[0].data)  # 17 images: two batches of eight an epoch, the one left over is skipped
 

@@ -41,6 +41,7 @@ def extra(outcome: Outcome) -> list[tuple[int, str, str, str, str, int]]:
     return [(r.round, r.stage, r.sender, r.receiver, r.kind, r.bytes) for r in rows if r.kind not in hidden]
 
 
+@pytest.mark.medium
 def test_spectra_go_up_once_and_the_whole_bank_comes_down_to_everybody(outcome: Outcome):
     assert extra(outcome) == [
         *[(0, "share", name, "server", "Amplitudes", 2 * ROW) for name in NAMES],
@@ -144,6 +145,7 @@ def test_the_window_reaches_frequency_1_unless_released(members: list[Client]):
     assert changed == [3 * 6, 3 * 1]  # of 3 channels: rows -1..1 x columns 0..1, and the mean alone
 
 
+@pytest.mark.medium
 def test_on_top_of_ccst_spectra_travel_beside_the_styles_and_train_other_weights(members: list[Client]):
     method = CCST(k=2, plan=PLAN)
     stacked = Stacked(base=method, local=FedDG())

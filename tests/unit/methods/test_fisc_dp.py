@@ -80,6 +80,7 @@ def test_fisc_fails_the_same_check(clients: list[Client]):
     assert gradient > 1e-4
 
 
+@pytest.mark.medium
 def test_the_private_trainer_trains_it_and_refuses_fisc(clients: list[Client]):
     metrics, uses = privately(METHOD, clients)
 
@@ -89,6 +90,7 @@ def test_the_private_trainer_trains_it_and_refuses_fisc(clients: list[Client]):
         privately(FISC(plan=PLAN), clients)
 
 
+@pytest.mark.medium
 def test_two_rounds_are_the_same_however_artifacts_travel_and_send_what_fisc_sends(clients: list[Client]):
     plain, recoded = (federated(METHOD, clients, recode=recode) for recode in (False, True))
     base = federated(FISC(plan=PLAN), clients)
@@ -103,6 +105,7 @@ def test_two_rounds_are_the_same_however_artifacts_travel_and_send_what_fisc_sen
     ]
 
 
+@pytest.mark.medium
 def test_the_loss_falls(clients: list[Client]):
     losses = federated(replace(METHOD, plan=replace(PLAN, epochs=3)), clients, rounds=4).losses
 

@@ -79,6 +79,7 @@ def messages(outcome: Outcome) -> list[tuple[int, str, str, str, str, int]]:
 
 
 @pytest.mark.parametrize("name", METHODS)
+@pytest.mark.medium
 def test_they_send_what_fedavg_sends_and_nothing_else(name: str, baseline: Outcome):
     outcome = plain(name)
 
@@ -223,6 +224,7 @@ def test_dsu_without_noise_gives_the_maps_back_and_leaves_a_single_image_alone()
     assert torch.equal(perturb_styles(maps[:1], rng()), maps[:1])
 
 
+@pytest.mark.medium
 def test_dsu_draws_styles_around_each_images_own_as_wide_as_the_batch_varies():
     maps = torch.randn(3, 2, 8, 8, generator=rng("maps")) * torch.tensor([1.0, 2.0, 3.0]).view(3, 1, 1, 1)
     own_mean, own_std = instance_statistics(maps)

@@ -127,6 +127,7 @@ def test_two_rounds_are_the_same_however_artifacts_travel_and_each_gets_its_own_
         assert set(got) & {digest for other, digest in sent.items() if other != name}
 
 
+@pytest.mark.medium
 def test_the_loss_falls(clients: list[Client]):
     plan = replace(PLAN, epochs=3)
 

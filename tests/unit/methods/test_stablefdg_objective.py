@@ -155,6 +155,7 @@ def test_a_pass_in_bfloat16_gives_losses_in_float32(clients: list[Client], singl
     assert bool(torch.isfinite(found).all())
 
 
+@pytest.mark.medium
 def test_it_learns_its_training_set(clients: list[Client]):
     method = StableFDG(plan=replace(PLAN, epochs=30))
     data, _ = method.training_set(clients[0], inbox={}, state={}, rng=drawn("fit"))

@@ -62,6 +62,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
 
 
+@pytest.mark.medium
 def test_inception_equals_pytorch_fids_own_network_on_the_same_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     from pytorch_fid import inception as theirs
 
@@ -129,6 +130,7 @@ def test_a_fingerprint_follows_the_weights_and_not_the_unused_head() -> None:
 
 
 @pytest.mark.parametrize("name", ["inception", "vgg19", "squeezenet", "resnet18", "mini"])
+@pytest.mark.medium
 def test_a_stored_extractor_is_built_without_network_or_global_randomness(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +170,7 @@ def test_weights_that_are_not_stored_are_an_error_and_never_a_download(
         extractor_named(name)
 
 
+@pytest.mark.medium
 def test_only_the_published_inception_is_called_inception(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FDGSEC_CACHE", str(tmp_path))
     store("inception_fid", tmp_path)

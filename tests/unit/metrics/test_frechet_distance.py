@@ -141,6 +141,7 @@ def test_few_images_bias_the_distance_upwards_and_the_bootstrap_would_do_so_agai
     assert band.low < value < band.high
 
 
+@pytest.mark.medium
 def test_intervals_cover_the_mean_distance_of_fifty_images() -> None:
     rng = stream(9, "attack", "coverage")
     rounds, n, d = 150, 50, 8

@@ -138,6 +138,7 @@ def test_the_perceptual_distance_averages_the_stages_where_there_are_any() -> No
     torch.testing.assert_close(PerceptualEncoder(Pyramid())(first, second), expected)
 
 
+@pytest.mark.medium
 def test_every_measure_gives_finite_gradients_even_at_identical_and_black_images() -> None:
     target = pictures(seed=7, n=1, side=64)
     target[..., :8] = 0

@@ -71,6 +71,7 @@ def test_few_small_subsets_have_the_distances_of_torchmetrics(dtype: torch.dtype
 
 
 @pytest.mark.parametrize("n", [5, 40])
+@pytest.mark.medium
 def test_the_distance_is_unbiased_at_any_number_of_images(n: int) -> None:
     rng = stream(6, "attack", "unbiased", n)
     same = torch.tensor(

@@ -41,6 +41,7 @@ def test_lpips_on_a_given_backbone_agrees_with_its_definition() -> None:
     assert all(bool((head >= 0).all()) and float(head.sum()) > 1 for head in heads)  # trained heads, not random ones
 
 
+@pytest.mark.medium
 def test_lpips_with_our_loading_equals_lpips_with_its_own_backbone_replaced() -> None:
     import lpips
 
@@ -60,6 +61,7 @@ def test_lpips_with_our_loading_equals_lpips_with_its_own_backbone_replaced() ->
 
 
 @pytest.mark.parametrize("net", ["alex", "vgg", "squeeze"])
+@pytest.mark.medium
 def test_identical_images_are_at_distance_zero_without_network_or_global_randomness(
     net: Backbone, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -43,6 +43,7 @@ def test_a_picture_is_computed_once_in_whatever_order_and_set_it_comes_back(
     assert counted.passes == []
 
 
+@pytest.mark.medium
 def test_every_pass_has_the_same_shape_so_that_neighbors_change_no_bit(
     extractor: LiteExtractor, monkeypatch: pytest.MonkeyPatch
 ):
@@ -63,6 +64,7 @@ def test_equal_pictures_of_one_call_are_computed_once(extractor: LiteExtractor, 
     assert torch.equal(found, found[:1].expand(9, -1))
 
 
+@pytest.mark.medium
 def test_other_weights_sizes_and_threads_are_other_features(extractor: LiteExtractor, monkeypatch: pytest.MonkeyPatch):
     extractor.features(SHOWN[:1])
     state = random_state(LITE)

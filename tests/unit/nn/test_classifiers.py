@@ -68,6 +68,7 @@ def normalized(pictures: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("backbone", TORCHVISION)
+@pytest.mark.medium
 def test_batch_norm_model_gives_the_logits_of_torchvision_with_the_same_weights(backbone, tmp_path):
     network = published(backbone)
     if backbone == "squeezenet1_0":
@@ -83,6 +84,7 @@ def test_batch_norm_model_gives_the_logits_of_torchvision_with_the_same_weights(
 
 
 @pytest.mark.parametrize("backbone", TORCHVISION)
+@pytest.mark.medium
 def test_group_norm_model_is_torchvision_with_each_batch_norm_exchanged(backbone, tmp_path):
     network = published(backbone)
     model = with_published_weights(backbone, "group", network, tmp_path)
@@ -119,6 +121,7 @@ def gradients_one_by_one(model: Classifier, pictures: Tensor, labels: Tensor) ->
 
 
 @pytest.mark.parametrize("backbone", BACKBONES)
+@pytest.mark.medium
 def test_one_opacus_step_has_the_gradients_of_batches_of_one(backbone):
     # in float64: in float32 a batch and its halves take different kernels, and a ReLU that flips moves a deep gradient
     model = build_classifier(backbone, 5, norm="group", rng=stream(0, "world", backbone)).double()
@@ -149,6 +152,7 @@ def test_one_opacus_step_has_the_gradients_of_batches_of_one(backbone):
 
 
 @pytest.mark.parametrize("backbone", ["resnet18", "efficientnet_lite0", "mobilenet_v3_large"])
+@pytest.mark.medium
 def test_frozen_norm_is_batch_norm_in_evaluation_mode_and_has_nothing_to_train(backbone, tmp_path):
     batch = build_classifier(backbone, 5, rng=stream(0, "world"))
     for module in batch.modules():
@@ -211,6 +215,7 @@ def test_the_head_times_the_features_is_the_forward_pass(backbone):
         ("densenet121", 1024),
     ],
 )
+@pytest.mark.medium
 def test_features_have_the_published_width_and_the_body_five_parts(backbone, width):
     model = build_classifier(backbone, 7, rng=stream(0, "world"))
 

@@ -18,6 +18,7 @@ def images(count: int, *, size: int = 64, seed: int = 0) -> Tensor:
 
 
 @pytest.mark.parametrize("backbone", TORCHVISION)
+@pytest.mark.medium
 def test_parameters_follow_the_laws_of_torchvisions_constructor(backbone):
     with torch.random.fork_rng(devices=[]):
         theirs = torchvision.models.get_model(backbone, weights=None, num_classes=5)

@@ -28,6 +28,7 @@ def data() -> TrainingSet:
     return TrainingSet(images=pixels, labels=torch.arange(8) % 5)
 
 
+@pytest.mark.medium
 def test_mobilenetv3_alone_drops_features_at_torchvisions_place_and_rate():
     theirs = torchvision.models.mobilenet_v3_large(weights=None).classifier
     linear, activation, dropout, _ = theirs
@@ -42,6 +43,7 @@ def test_mobilenetv3_alone_drops_features_at_torchvisions_place_and_rate():
     assert dropping == {"mobilenet_v3_large"}
 
 
+@pytest.mark.medium
 def test_a_trained_step_is_that_of_features_with_a_fifth_of_them_dropped_and_the_rest_scaled_up():
     rng = stream(0, "world", "fit")
     mask = torch.rand(8, 1280, generator=child(stream(0, "world", "fit"), "dropout")) >= 0.2
@@ -67,6 +69,7 @@ def test_without_a_stream_or_in_evaluation_nothing_is_dropped():
     assert not torch.equal(layer.train()(features), features)
 
 
+@pytest.mark.medium
 def test_equal_streams_train_equal_models_and_leave_the_global_stream_alone():
     before = torch.random.get_rng_state()
 

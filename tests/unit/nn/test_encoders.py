@@ -189,6 +189,7 @@ def test_decode_refuses_features_of_another_encoder() -> None:
         mini().decode(torch.zeros(1, 512, 8, 8))
 
 
+@pytest.mark.medium
 def test_the_median_style_norm_on_shapes_is_400() -> None:
     found = image_moments(mini(), shapes(image_size=64, per_domain=50, seed=0))
     norms = torch.cat(found.style(unbiased=True), 1).norm(dim=1)
@@ -213,6 +214,7 @@ def test_mini_rebuilds_shapes() -> None:
 
 
 @torch.no_grad()
+@pytest.mark.medium
 def test_a_swap_on_shapes_takes_the_style_and_keeps_the_content() -> None:
     pixels = as_float(little_shapes().pixels())
     content, style = mini().encode(pixels), mini().encode(pixels.roll(16, 0))  # 16 a domain: the next domain's image

@@ -102,6 +102,7 @@ def test_squeezenet_cannot_draw() -> None:
         encoder.decode(torch.zeros(1, 256, 7, 7))
 
 
+@pytest.mark.medium
 def test_vgg16_hed_decodes_with_the_bundled_decoder_until_there_is_ones_own(own_cache: object, tmp_path: Path) -> None:
     weights.import_file("vgg16_hed", saved(random_state(lambda: vgg_encoder(VGG16_WIDTHS)), tmp_path / "encoder.pth"))
     bundled = load_encoder("vgg16-hed")

@@ -42,6 +42,7 @@ class LargestTensor(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("metric", ["cosine", "euclidean"])
+@pytest.mark.medium
 def test_partitions_of_100_two_blob_client_styles_are_those_of_a_slow_transcription(metric: Metric):
     wrong = []
     for number in range(100):

@@ -21,6 +21,7 @@ def tensors(network: nn.Module) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize(("backbone", "norm"), [(name, "batch") for name in BACKBONES] + [("resnet18", "group")])
+@pytest.mark.medium
 def test_a_copy_has_the_tensors_strides_and_outputs_of_the_built_network(
     backbone: str, norm: Norm, layout: torch.memory_format
 ):

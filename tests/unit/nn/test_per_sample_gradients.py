@@ -45,6 +45,7 @@ def one_by_one(model: nn.Module, pictures: Tensor, labels: Tensor) -> list[Tenso
 
 
 @pytest.mark.parametrize("backbone", ["tiny", "squeezenet1_0", "resnet18", "mobilenet_v3_large"])
+@pytest.mark.medium
 def test_gradients_are_those_of_batches_of_one(backbone: str):
     layout = torch.channels_last
     model = network(backbone).double().to(memory_format=layout)  # float64: no activation changes sides by rounding
@@ -161,6 +162,7 @@ ROWS = arrays.arrays(np.float32, (3, 5), elements=st.floats(-(2.0**60), 2.0**60,
 
 @given(first=ROWS, second=ROWS, bound=st.floats(1e-3, 1e3))
 @settings(max_examples=300, deadline=None)
+@pytest.mark.medium
 def test_no_record_adds_more_than_the_bound(first: Rows, second: Rows, bound: float):
     for row in range(3):
         one = [torch.from_numpy(part[row : row + 1]) for part in (first, second)]

@@ -65,6 +65,7 @@ def test_excitation_multiplies_every_channel_by_one_gate_from_the_small_map():
     assert bool(((gate > 0) & (gate < 1)).all())
 
 
+@pytest.mark.medium
 def test_published_widths_at_64_px_have_64_million_parameters():
     network = StyleGenerator(1024, FULL, rng=generator())
     drawing = 1024 * 2048 * 16 + 16 * (1024 * 1024 + 512 * 1024 + 512 * 512 + 256 * 256) + 128 * 27  # convolutions

@@ -103,6 +103,7 @@ def test_batch_norm_takes_its_statistics_from_the_batch():
     assert torch.allclose(made.var((0, 2, 3)), torch.ones(24), atol=2e-2)
 
 
+@pytest.mark.medium
 def test_more_steps_make_a_batch_surer():
     pixels = images(20)
 
@@ -149,6 +150,7 @@ def test_every_image_is_in_one_batch_and_none_is_left_over_alone(count: int, siz
     assert torch.equal(torch.cat(made), order)
 
 
+@pytest.mark.medium
 def test_a_shift_in_brightness_is_repaired():
     labels = torch.arange(120) % 2
     texture = torch.rand(120, 3, 32, 32, generator=rng("texture")) * 2 - 1

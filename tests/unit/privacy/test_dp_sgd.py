@@ -80,6 +80,7 @@ def test_secrets_come_from_their_own_stream_alone():
     assert torch.equal(torch.get_rng_state(), globally)
 
 
+@pytest.mark.medium
 def test_noise_has_the_promised_spread_in_every_coordinate():
     start = weights(network())
     plan = replace(PLAN, steps=1, learning_rate=1.0)
@@ -92,6 +93,7 @@ def test_noise_has_the_promised_spread_in_every_coordinate():
     assert float(draws.mean()) == pytest.approx(0.0, abs=expected * 0.006)  # four standard errors
 
 
+@pytest.mark.medium
 def test_the_divisor_is_the_expected_batch_whatever_was_drawn():
     sums = [
         (trained(trainer(bound=1e-3, number=n), data(), replace(PLAN, steps=1)) - weights(network())).norm()
@@ -115,6 +117,7 @@ def test_an_empty_draw_makes_a_step_of_noise_alone():
     assert still.isfinite().all()
 
 
+@pytest.mark.medium
 def test_every_record_is_drawn_at_the_rate_that_is_paid_for():
     seen: list[Tensor] = []
 

@@ -122,6 +122,7 @@ def test_a_constant_offset_shared_by_all_runs_is_caught_as_deterministic():
     assert bound == multi_run_ceiling(2000, delta=DELTA) > 30
 
 
+@pytest.mark.medium
 def test_bounds_at_95_percent_are_above_the_truth_in_at_most_one_repeat_of_twenty():
     above, repeats = 0, 400
     for seed in range(repeats):

@@ -53,6 +53,7 @@ def test_records_meet_in_the_three_methods_as_published(clients: list[Client], m
     ],
     ids=["selection", "exploration", "attention", "printed", "ordinary", "own-styles", "reversed"],
 )  # fmt: skip
+@pytest.mark.medium
 def test_records_meet_in_each_coupled_part_alone(clients: list[Client], method: FedAvg):
     with pytest.raises(BatchCouplingError, match="record"):
         check(method, clients)
@@ -66,6 +67,7 @@ def test_records_meet_in_each_coupled_part_alone(clients: list[Client], method: 
     ],
     ids=["fedavg", "ccst", "stablefdg-dp", "fisc-dp", "fedalign-dp", "fedalign without contrast"],
 )  # fmt: skip
+@pytest.mark.medium
 def test_records_do_not_meet_in_fedavg_ccst_and_the_variants_of_single_records(clients: list[Client], method: FedAvg):
     before = torch.get_rng_state()
 

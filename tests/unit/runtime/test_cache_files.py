@@ -92,6 +92,7 @@ with new_folder(Path(sys.argv[1]) / "run") as draft, atomic(Path(sys.argv[1]) / 
 """
 
 
+@pytest.mark.medium
 def test_what_a_killed_process_left_is_collected_by_the_next_write(tmp_path: Path):
     run = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
     assert run.returncode == -signal.SIGKILL

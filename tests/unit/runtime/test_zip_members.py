@@ -50,6 +50,7 @@ def test_a_member_has_the_bytes_that_were_packed(packing: int, content: bytes):
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.medium
 def test_a_member_that_unpacks_to_more_than_it_says_takes_no_more_memory_than_it_says(packing: int):
     archive = packed(bytes(2**26), packing) if packing else packed(bytes(2**20), packing)
 

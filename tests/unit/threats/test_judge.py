@@ -120,6 +120,7 @@ def test_low_false_positive_rates_are_unresolvable_below_ten_false_positives():
     assert str(rows["tpr_at_01pct_fpr",].unavailable).startswith("unresolvable: 1200 non-members")
 
 
+@pytest.mark.medium
 def test_the_interval_of_tpr_at_a_low_rate_covers_across_clients():
     members = torch.arange(60) < 30
     guesses, held = 100, 0

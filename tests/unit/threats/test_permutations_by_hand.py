@@ -238,6 +238,7 @@ def test_an_easy_pool_that_all_clients_share_is_one_draw_and_not_one_a_client():
 
 
 @pytest.mark.parametrize("asked", [([0, 1, 2, 3], [2, 3, 4, 5]), ([0, 4], [4, 2, 5, 3, 1])])
+@pytest.mark.medium
 def test_a_client_whose_candidates_all_fall_on_one_side_is_left_out_of_a_permutation(asked: Sequence[list[int]]):
     """Two clients were asked about some of six images; every pair of the six might have been the members."""
     ease = torch.tensor([1.0, 4.0, 2.0, 5.0, 6.0, 3.0])

@@ -29,6 +29,7 @@ def test_exposure_counts_images_that_were_rightly_called_published():
     assert row.high > 0.6
 
 
+@pytest.mark.medium
 def test_the_interval_of_exposure_holds_what_was_to_be_expected_95_times_in_100():
     held, n, k, rounds = 0, 40, 4, 10
     expected = 1 - (1 - k / n) ** rounds
