@@ -296,10 +296,15 @@ class _MissingClients:
 
 
 def _missing_clients(question: Question, found: Mapping[Question, Cases]) -> _MissingClients | None:
-    """Why clients of as many images as a question asks for are missing, in the domains that smaller ones have."""
+    """Why clients of as many images as a question asks for are missing, in the domains that smaller ones have.
+
+    Schemes are compared with themselves where they have any clients: mixtures of labels have a domain, and those of
+    domains have several."""
     if not question.records or question.kind in RUN_OR_TRAINING:
         return None
-    alike = {other: _domains(cases) for other, cases in found.items() if other.kind == question.kind}
+    kin = [other for other in found if other.kind == question.kind]
+    own = [other for other in kin if other.scheme == question.scheme]
+    alike = {other: _domains(found[other]) for other in (own if any(found[other] for other in own) else kin)}
     mine = alike.get(question, set())
     missing = sorted(set().union(*alike.values()) - mine - {""})
     if mine and (not missing or "" in mine):

@@ -34,3 +34,15 @@ def test_a_size_that_no_domain_has_images_for_is_named_beside_those_that_were_me
 @pytest.mark.medium
 def test_sizes_that_all_domains_have_images_for_are_not_named():
     assert not too_large(attacked([10]))
+
+
+@pytest.mark.medium
+def test_mixtures_of_labels_and_of_domains_are_two_questions_that_lack_nothing():
+    """Clients of one domain each are no part of a question about clients of several, nor the other way round."""
+    report = fdgsec.attack(
+        "ccst-overall", attacks=["property-inference"], image_size=16, per_domain=120,
+        assignments=["attacks.property-inference.sizes=[20]", "attacks.property-inference.clients=30"],
+    )  # fmt: skip
+
+    (result,) = report.attacks
+    assert (result.status, dict(result.unanswered)) == ("done", {})
