@@ -46,6 +46,7 @@ def test_a_module_imports_only_packages_below_its_own(path: Path):
 
 
 @pytest.mark.parametrize("level", [level for level in LEVELS if level != "packages"])
+@pytest.mark.medium
 def test_nothing_imports_itself_in_a_circle(level: str):
     assert circle_in({name: below for name, below in grouped(LEVELS[level]).items() if name != "fdgsec"}) == []
 

@@ -91,6 +91,7 @@ def test_old_words_are_gone():
     assert found == []
 
 
+@pytest.mark.medium
 def test_lines_about_what_does_not_apply_name_no_class():
     """Kinds of artifacts are said in words."""
     lines = [

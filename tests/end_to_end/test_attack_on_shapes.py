@@ -98,6 +98,7 @@ def test_every_measurement_has_chance_and_interval_or_says_why_not(runs: Runs):
 
 
 @pytest.mark.parametrize("target", ["ccst-overall", "ccst-single"])
+@pytest.mark.medium
 def test_every_attack_that_ran_passed_its_controls(target: str, runs: Runs):
     _, report, _ = runs(target)
 

@@ -62,6 +62,7 @@ def test_attacks_that_read_what_is_sent_run_and_the_others_say_what_they_read(
     assert (report["accuracy"] is None) == (not rounds)
 
 
+@pytest.mark.medium
 def test_feddags_generators_and_teachers_are_traffic_of_the_report(tmp_path: Path):
     report = report_of("feddag", tmp_path / "run", ["reidentification"], rounds=1)
 

@@ -98,6 +98,7 @@ def test_spectra_are_taken_and_exchanged_at_the_size_that_was_asked_for(members:
 
 
 @pytest.mark.parametrize("method", [OVERALL, SINGLE], ids=["overall", "single"])
+@pytest.mark.medium
 def test_two_rounds_share_spectra_once_and_run_alike_through_bytes(method: CCST, members: list[Client]):
     made, again = (federated(method, members, recode=recode) for recode in (False, True))
 

@@ -121,6 +121,7 @@ def test_aggregation_is_algorithm_2(clients: list[Client], rough_run: Watched):
     assert largest_gap(expected[-1], forgetful[-1]) > 1e-3  # the past was recalled
 
 
+@pytest.mark.medium
 def test_generators_are_averaged_across_clients_alone_with_the_same_weights(clients: list[Client], rough_run: Watched):
     for round in (0, 1):  # Algorithm 2, line 8
         weights = rough_run.weights(round, 3)

@@ -118,6 +118,7 @@ def test_dsu_is_its_definition():
             assert torch.allclose(made[i, c], expected, atol=1e-9)
 
 
+@pytest.mark.medium
 def test_no_statistic_of_dsu_is_detached():
     maps = torch.randn(4, 3, 5, 6, generator=rng("maps"), dtype=torch.float64).requires_grad_(True)
 

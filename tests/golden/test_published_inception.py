@@ -143,6 +143,7 @@ def of_fdgsec() -> Network:
 
 @pytest.mark.parametrize("build", [of_pytorch_fid, of_fdgsec])
 @torch.inference_mode()
+@pytest.mark.medium
 def test_inception_is_the_network_that_fid_is_defined_with(build: Callable[[], Network]) -> None:
     network, batch = build(), images(1, 96, 80)
 

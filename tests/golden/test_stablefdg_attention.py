@@ -62,6 +62,7 @@ def test_inference_is_equation_6_with_the_images_own_query(client: Client, cosin
 
 
 @pytest.mark.parametrize("cosine", [True, False])
+@pytest.mark.medium
 def test_training_by_attention_is_equations_7_and_8_with_a_partner_of_the_same_class(client: Client, cosine: bool):
     method = StableFDG(style=False, cosine=cosine)
     records = torch.tensor([0, 1, 7, 2, 8, 9])  # classes 0, 1, 0, 2, 1, 2

@@ -55,6 +55,7 @@ def test_auc_is_the_share_of_pairs_won_and_sums_to_one_with_its_reverse(hits: li
 
 @unhurried
 @given(groups, st.lists(few_levels, min_size=100, max_size=120), st.floats(0.11, 0.5), st.floats(0.5, 0.9))
+@pytest.mark.medium
 def test_tpr_grows_with_the_fpr_allowed(hits: list[float], others: list[float], low: float, high: float) -> None:
     strict, lax = tpr_at_fpr(hits, others, fpr=low), tpr_at_fpr(hits, others, fpr=high)
 

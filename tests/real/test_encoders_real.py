@@ -68,6 +68,7 @@ def test_a_restyled_pacs_image_has_the_wanted_style_within_a_tenth() -> None:
     assert float(((found - wanted).norm(dim=1) / wanted.norm(dim=1)).median()) <= 0.10
 
 
+@pytest.mark.medium
 def test_a_restyled_pacs_image_keeps_its_content() -> None:
     content, _, again = swapped()
 
@@ -79,6 +80,7 @@ def test_a_restyled_pacs_image_keeps_its_content() -> None:
     assert float(correlation.median()) >= 0.8
 
 
+@pytest.mark.medium
 def test_nine_tenths_of_the_channels_vary_over_pacs() -> None:
     means = image_moments(mini(), pacs()).mean
 

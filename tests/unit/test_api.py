@@ -179,6 +179,7 @@ def test_a_table_and_claims_come_as_the_documents_that_the_verbs_write(tmp_path:
     assert [row["id"] for row in found["claims"]] == [CLAIM]
 
 
+@pytest.mark.medium
 def test_a_sweep_gives_the_document_that_the_verb_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(verb, "compute", finished)
 

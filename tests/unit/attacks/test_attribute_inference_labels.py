@@ -126,6 +126,7 @@ def test_exchanged_rows_know_nothing_of_their_labels():
     assert abs(right / asked - 1 / 3) < 3 * (1 / 3 * 2 / 3 / asked) ** 0.5
 
 
+@pytest.mark.medium
 def test_setting_is_chosen_without_looking_at_what_was_released():
     """A row's prediction does not depend on the rows it came with."""
     colored = world(1, color=1.0)

@@ -234,6 +234,7 @@ def test_behind_each_guard_stands_every_forgery_and_the_worst_on_seeds_that_did_
         assert [harm for _, harm in worst] == own[chosen.pop()]
 
 
+@pytest.mark.medium
 def test_what_scales_a_style_is_worst_without_a_guard_and_what_stays_close_is_worst_behind_a_norm(roles: Roles):
     chosen = {case.slice["guard"]: case.slice["chosen"] for case, _ in asked(roles) if "chosen" in case.slice}
 
@@ -258,6 +259,7 @@ def test_a_guard_that_does_not_fit_has_no_cases_and_the_report_says_so(roles: Ro
     assert row.unavailable.startswith("does not fit")
 
 
+@pytest.mark.medium
 def test_trained_models_behind_a_guard_lose_accuracy_or_not_in_every_run(roles: Roles):
     question = Question(
         kind="guarded_runs", count=1, selecting=1, rounds=1, clients=3, records=8, hostile=(1,),

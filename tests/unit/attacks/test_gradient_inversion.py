@@ -252,6 +252,7 @@ def test_an_adversary_whose_auxiliary_images_are_none_is_told_so():
         run(list(planted_control.cases), empty)
 
 
+@pytest.mark.medium
 def test_the_same_stream_gives_the_same_answers():
     planted_control = planted(2, 1)
 

@@ -135,6 +135,7 @@ def test_another_pictures_gradient_does_not_find_this_picture():
     assert float(psnr(match.images, image).mean()) < baseline(image)
 
 
+@pytest.mark.medium
 def test_the_fit_is_better_with_the_statistics_that_the_client_used():
     model, label = network(), torch.tensor([2])
     gradient = batch_gradient(model, pictures(seed=0, n=1, side=SIDE), label, statistics="batch")

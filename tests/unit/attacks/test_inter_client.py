@@ -215,6 +215,7 @@ def behind(planted_control: PositiveControl, noise: Noise) -> PositiveControl:
     return replace(planted_control, cases=[case], knowledge=replace(planted_control.knowledge, defended=noise))
 
 
+@pytest.mark.medium
 def test_who_knows_of_noise_learns_from_noisy_rows_and_compares_in_its_metric():
     gains = []
     for seed in range(3):

@@ -65,6 +65,7 @@ def test_the_style_and_its_shares_are_those_of_numpy(clients: int, channels: int
     check(client_vectors(clients, channels, seed=clients).astype(dtype))
 
 
+@pytest.mark.medium
 def test_styles_of_real_features_agree_too():
     check(mini_clients(24).astype(np.float32))
 

@@ -87,6 +87,7 @@ def test_clients_with_a_style_of_their_own_are_linked(seed: int, released_statis
     assert all(control.passed for control in controls)
 
 
+@pytest.mark.medium
 def test_clients_without_one_are_linked_as_often_as_by_chance():
     planted_control = planted()
     rng = stream(7, "attack")
@@ -103,6 +104,7 @@ def test_clients_without_one_are_linked_as_often_as_by_chance():
     assert 0.02 < total / 20 < 0.16  # 1/12 with standard deviation .018 over 240 clients
 
 
+@pytest.mark.medium
 def test_exchanged_releases_are_not_significant():
     failures = 0
     for seed in range(30):

@@ -60,6 +60,7 @@ def test_behind_noise_the_stds_rank_members_that_means_alone_do_not(roles: Roles
     assert np.mean(found) > np.mean(means) + 0.03
 
 
+@pytest.mark.medium
 def test_without_noise_lists_are_solved_for_and_nothing_is_rehearsed(roles: Roles):
     challenger, knowledge = set_up(roles)
     reader, pairs = read(challenger, knowledge)

@@ -37,6 +37,7 @@ def _equal(one: Answer, other: Answer) -> bool:
 
 @pytest.mark.parametrize("absent", [0, 4])
 @pytest.mark.parametrize("cores", [1, 3])
+@pytest.mark.medium
 def test_both_together_are_to_the_bit_what_each_is_alone(absent: int, cores: int, monkeypatch: pytest.MonkeyPatch):
     cases = clients(4, absent=absent)
     alone = ATTACK.run(cases, KNOWN, stream(0, "attack")), ATTACK.negative_control(cases, KNOWN, stream(1, "attack"))

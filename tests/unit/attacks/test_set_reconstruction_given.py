@@ -72,6 +72,7 @@ def of_owners(rows: Rows, owner: Sequence[int]) -> Rows:
                      for client in range(1, max(owner) + 1)])  # fmt: skip
 
 
+@pytest.mark.medium
 def test_a_table_gives_the_lists_that_least_squares_gives():
     rows, owner = table_of(80), owners(80, 2, 20)
     vectors = of_owners(rows, owner)
@@ -91,6 +92,7 @@ def test_a_table_gives_the_lists_that_least_squares_gives():
     assert found["exact_list"].n == 2
 
 
+@pytest.mark.medium
 def test_statistics_with_two_decimals_still_rank_the_members():
     rows, owner = table_of(80), owners(80, 2, 20)
 

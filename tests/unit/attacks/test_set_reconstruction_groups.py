@@ -113,6 +113,7 @@ def test_members_are_ranked_behind_noise_or_rounding_before_the_mean(roles: Role
     assert sum(areas) / len(areas) > 0.75
 
 
+@pytest.mark.medium
 def test_groups_are_found_and_read_behind_noise_after_the_mean(roles: Roles):
     """Each row has noise of its own, so that no two are equal: those of a group differ by the noise alone."""
     challenger = challenger_of(roles, KAnonymous(k=4), StyleNoise(p=0.1, scale=0.001), method=ROWS)

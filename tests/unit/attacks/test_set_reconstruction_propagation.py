@@ -103,6 +103,7 @@ def test_steps_that_run_away_leave_the_weights_within_bounds():
     assert not np.array_equal(found.weights, away.posterior.weights)
 
 
+@pytest.mark.medium
 def test_an_adversary_rehearses_which_solution_ranks_better():
     """Errors of 1 leave many lists, those of .1 one that bounds do not find, and those of .001 one that they find."""
     noisy, open_to_bounds, clear = (

@@ -60,6 +60,7 @@ def knowing(challenger: Challenger) -> Knowledge:
     )  # fmt: skip
 
 
+@pytest.mark.medium
 def test_prototypes_of_one_step_are_class_means_under_the_model_that_was_sent(roles: Roles):
     """The definition, and the equations: features less their class's prototype sum to zero over the members."""
     challenger = trained(roles)

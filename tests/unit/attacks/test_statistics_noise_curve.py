@@ -32,6 +32,7 @@ def test_noise_lowers_the_area_within_its_intervals_from_almost_one_to_chance(cu
     assert curve[-1].interval.low <= 0.5 <= curve[-1].interval.high
 
 
+@pytest.mark.medium
 def test_between_98_percent_and_twice_chance_more_noise_always_finds_fewer(curve: list[NoisePoint]):
     found = [(point.noise, point.tpr) for point in curve if point.tpr is not None and 0.02 <= point.tpr <= 0.98]
 

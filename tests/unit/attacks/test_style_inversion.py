@@ -69,6 +69,7 @@ def test_what_is_planted_is_found_beyond_every_control(control: str, loss: str):
     assert gain.low > planted_control.at_least
 
 
+@pytest.mark.medium
 def test_a_part_of_the_auxiliary_images_is_not_held_to_the_goal_of_all():
     attack = StyleInversion(losses=("mse",), priors=("intra",), auxiliary=(20,))
     control = attack.positive_control(SERVER, child_rng())
@@ -82,6 +83,7 @@ def test_a_part_of_the_auxiliary_images_is_not_held_to_the_goal_of_all():
 
 
 @pytest.mark.parametrize("prior", ["intra", "inter", "third-party"])
+@pytest.mark.medium
 def test_what_is_planted_is_found_with_any_prior_alone(prior: str):
     attack = StyleInversion(priors=(prior,), losses=("mse",))
     control = attack.positive_control(SERVER, child_rng())
@@ -147,6 +149,7 @@ def test_a_prior_that_is_none_is_refused(priors: tuple[str, ...]):
         StyleInversion(priors=priors)
 
 
+@pytest.mark.medium
 def test_planted_images_are_picked_out_of_their_gallery():
     _, _, rows = planted()
     tops = [row.value for row in rows if row.name == "gallery_top1" and row.slice["distance"] == "mse"]

@@ -110,6 +110,7 @@ def test_the_positive_control_is_won_against_every_control_by_both_answers():
 
 
 @pytest.mark.parametrize("over", ["B0", "B2", "B3"])
+@pytest.mark.medium
 def test_images_of_one_color_leak_beyond_the_decisive_controls(over: str):
     rows = [row for row in judged() if row.name == "psnr_gain" and row.slice["over"] == over]
 

@@ -133,6 +133,7 @@ def test_gradients_pass_through_what_is_moved_and_not_through_what_is_covered():
     assert 0 < int((picture.grad > 0).sum()) < picture.numel()
 
 
+@pytest.mark.medium
 def test_equal_streams_and_equal_calls_give_equal_pictures():
     (first, training), (again, _) = fitted(SHORT), fitted(SHORT)
 

@@ -28,6 +28,7 @@ def percentiles(pictures: Tensor, gallery: Tensor, true: Tensor) -> Tensor:
     return (distances <= own[:, None]).sum(1).to(torch.float64) / len(gallery)
 
 
+@pytest.mark.medium
 def test_the_negative_control_is_the_runs_own_pictures_each_given_to_another_row():
     attack = StyleInversion(losses=("mse",), priors=("intra",))
     control = attack.positive_control(SERVER, child(ROOT, "plant"))

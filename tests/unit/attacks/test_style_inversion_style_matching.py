@@ -140,6 +140,7 @@ def test_a_restart_is_the_same_however_many_there_are():
     assert not torch.allclose(three.images[:, 0], three.images[:, 1], atol=0.1)
 
 
+@pytest.mark.medium
 def test_more_pictures_than_fit_in_one_batch_stay_in_their_rows():
     colors = torch.rand(40, 3, generator=child_rng()) * 0.6 + 0.2
     true = colors.view(40, 3, 1, 1).expand(-1, -1, 16, 16)

@@ -61,6 +61,7 @@ def test_whoever_does_not_know_the_victims_domain_has_no_intra_prior_and_takes_a
         assert prior_images(kind, None, known) == "the adversary does not know the domain of the victim's images"
 
 
+@pytest.mark.medium
 def test_a_prior_that_may_be_of_the_victims_domain_is_not_called_inter():
     client = knowledge(own=AUXILIARY.of_domain("red"))
     case = image_rows(victims(1), "green")

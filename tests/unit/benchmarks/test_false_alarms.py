@@ -34,6 +34,7 @@ def test_what_is_guessed_without_information_rarely_reads_as_a_leak(kind: str, n
     assert max(found[row] for row in rows) <= 0.05  # of 200 nulls, 2.5% is 5 +- 2.2
 
 
+@pytest.mark.medium
 def test_accuracy_is_compared_with_what_a_guess_reaches_that_knows_the_shares_of_classes():
     found = rates("labels", "1 clients x 40 rows, 7 classes up to 14%, guessed each row", 400)
 

@@ -159,6 +159,7 @@ def test_a_damaged_tar_is_refused_and_deleted(site, tmp_path, fetch, mode, share
 
 
 @pytest.mark.parametrize("mode", ["w:gz", "w:bz2", "w:xz"])
+@pytest.mark.medium
 def test_a_tar_whose_middle_is_damaged_is_refused_and_deleted(site, tmp_path, fetch, mode):
     whole = bytearray(tarred({f"photo/{i}.png": random.Random(i).randbytes(200_000) for i in range(9)}, mode=mode))
     whole[len(whole) // 2 : len(whole) // 2 + 64] = bytes(64)

@@ -145,6 +145,7 @@ def test_a_distance_is_how_far_the_nearest_outline_is(name: str) -> None:
 
 
 @pytest.mark.parametrize("domain", ["photo", "painting", "cartoon", "sketch"])
+@pytest.mark.medium
 def test_texture_and_hue_are_independent_of_class(many: DomainDataset, domain: str) -> None:
     part = many.of_domain(domain)
     texture, hue = part.attributes["texture"], (part.attributes["hue"] * 6).long()

@@ -25,6 +25,7 @@ def test_classes_and_domains_show_in_the_mean_color_and_every_image_is_its_own()
     assert len(duplicate_groups(images).unique()) == len(images)
 
 
+@pytest.mark.medium
 def test_random_labels_say_nothing_about_the_image():
     plain, random = swatches(per_domain=200), load_dataset("swatches-random", per_domain=200)
     assert torch.equal(plain.pixels(), random.pixels())

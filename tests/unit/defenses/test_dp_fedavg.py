@@ -153,6 +153,7 @@ def test_the_mean_of_the_models_carries_the_sums_noise_over_the_number_of_client
     assert float(noise.std()) == pytest.approx(2 * 0.5 / CLIENTS, rel=5 / math.sqrt(2 * noise.numel()))
 
 
+@pytest.mark.medium
 def test_a_trusted_server_sees_clipped_models_without_noise_and_adds_other_noise_every_round():
     quiet = ran(DPFedAvg(noise_multiplier=0, clip=0.5), rounds=2)
     noisy = ran(DPFedAvg(noise_multiplier=2, clip=0.5, trust="server"), rounds=2)
@@ -222,6 +223,7 @@ def test_single_messages_of_distributed_noise_are_accounted_as_weak_as_they_are(
     assert weak.guarantees[0].epsilon == pytest.approx(expected.guarantees[0].epsilon, rel=1e-9)
 
 
+@pytest.mark.medium
 def test_where_the_wire_sums_distributed_noise_keeps_what_it_promised_to_who_sees_sums_alone():
     found = ran(DPFedAvg(epsilon=2, trust="distributed"), SecureAggregation(), rounds=2).guarantees
 

@@ -46,6 +46,7 @@ def test_gaps_among_an_updates_numbers_are_refused_before_training_for_they_woul
         DPFedAvg().check(Stacked(base=FedDGGA(rule="pardon"), local=MixStyle()))
 
 
+@pytest.mark.medium
 def test_gaps_that_come_as_scores_after_aggregation_are_sent_and_named_as_unprotected():
     run, model = guarantees(FedDGGA(plan=PLAN))
 
@@ -54,6 +55,7 @@ def test_gaps_that_come_as_scores_after_aggregation_are_sent_and_named_as_unprot
     assert model.epsilon == pytest.approx(2.0, rel=1e-6)
 
 
+@pytest.mark.medium
 def test_batch_norm_that_fedbn_sends_beside_the_model_is_named_as_unprotected():
     run, model = guarantees(FedBN(plan=PLAN, unseen="average"), norm="batch")
 
@@ -63,6 +65,7 @@ def test_batch_norm_that_fedbn_sends_beside_the_model_is_named_as_unprotected():
     assert model.epsilon == pytest.approx(2.0, rel=1e-6)
 
 
+@pytest.mark.medium
 def test_batch_norm_that_stays_with_its_client_is_no_release():
     (run,) = guarantees(FedBN(plan=PLAN, unseen="initial"), norm="batch")
 

@@ -99,6 +99,7 @@ def test_a_page_has_landmarks_captions_heads_with_a_scope_and_anchors_that_exist
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.medium
 def test_a_page_escapes_names_loads_nothing_and_fits_a_phone(kind: str, made: dict[str, str]):
     page = made[kind]
 

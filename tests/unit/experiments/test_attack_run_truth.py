@@ -119,6 +119,7 @@ def test_a_client_that_sat_out_all_rounds_is_not_asked_about(tmp_path: Path):
     assert asked.gap(Question(kind="released"), LOOKED_UP).endswith("took part in no round")
 
 
+@pytest.mark.medium
 def test_names_that_a_policy_hid_are_not_guessed(tmp_path: Path):
     run = ran(tmp_path / "run", defenses=("shuffle",))
 
@@ -128,6 +129,7 @@ def test_names_that_a_policy_hid_are_not_guessed(tmp_path: Path):
     assert all("has a name that a policy replaced" in reason for reason in reasons.values())
 
 
+@pytest.mark.medium
 def test_members_asked_about_trained_and_others_did_not(trained: Path):
     made = again(trained, target="fedavg")
     cases = questions(made).cases(Question(kind="trained", count=20), MODELS)
@@ -179,6 +181,7 @@ def test_official_splits_leave_nobody_to_compare_members_with(trained: Path):
     assert "an official list, not at random" in asked.gap(Question(kind="trained", count=20), MODELS)
 
 
+@pytest.mark.medium
 def test_a_run_led_elsewhere_has_members_only_where_a_release_says_so(trained: Path, run: Path):
     silent = questions(replace(again(trained, target="fedavg"), remote_data=True))
     shared = questions(replace(again(run), remote_data=True))

@@ -84,6 +84,7 @@ def test_csv_rows_are_clients_too(tmp_path: Path):
     assert top1(report, noise="0.02", noise_on="first").n == 12
 
 
+@pytest.mark.medium
 def test_every_attack_says_what_it_lacks(tmp_path: Path):
     report = fdgsec.attack_vectors(VECTORS, rows="clients", out=tmp_path / "out")
 
@@ -106,6 +107,7 @@ def test_a_second_release_is_linked_to_the_first_in_any_order_of_a_mapping():
     assert len(report.artifacts) == 24
 
 
+@pytest.mark.medium
 def test_the_table_of_guesses_names_the_linked_clients(tmp_path: Path):
     titles = [f"hospital {n}" for n in range(12)]
     fdgsec.attack_vectors(dict(zip(titles, VECTORS, strict=True)), attacks=ALONE, out=tmp_path / "out")
@@ -158,6 +160,7 @@ def test_candidates_name_the_images_behind_vectors(tmp_path: Path):
 
 
 @pytest.mark.parametrize("pooled", [True, False])
+@pytest.mark.medium
 def test_lists_are_exact_however_a_client_averages_its_images(pooled: bool):
     """The style of all pixels, or the mean of the images' own means and stds, which a loop of one's own may send."""
     rng = np.random.default_rng(0)
@@ -290,6 +293,7 @@ def test_a_truth_about_candidates_has_one_line_for_each(tmp_path: Path):
             )  # fmt: skip
 
 
+@pytest.mark.medium
 def test_an_encoder_is_asked_for_only_where_images_are_read():
     with pytest.raises(UsageError, match="needs --encoder"):
         fdgsec.attack_vectors(VECTORS, rows="clients", dataset="shapes", per_domain=10, attacks=["style-inversion"])

@@ -105,6 +105,7 @@ def test_a_canary_in_all_other_numbers_moves_a_style_by_no_more_than_its_neighbo
     assert 0.3 * share * allowed < measured < share * allowed + 0.6  # less where noise pushes a variance below 0
 
 
+@pytest.mark.medium
 def test_a_canary_that_joins_moves_the_mean_by_most_of_what_sum_and_count_allow():
     measured, allowed = shown(settings("ccst-overall", "private-styles:neighbors=add-remove"), runs=150)
 

@@ -38,6 +38,7 @@ def roles() -> Roles:
     return split_roles(shapes(image_size=32, per_domain=28), rng=stream(0, "world", "roles"))
 
 
+@pytest.mark.medium
 def test_the_adversary_sees_the_defended_update_of_a_single_step(roles: Roles):
     asked = Question(kind="single_step", count=1, records=2, scheme="first")
     defended = replace(challenger_of(roles), defense_stack=DefenseStack(defenses=[Silencing()]))

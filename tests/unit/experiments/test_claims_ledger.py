@@ -128,6 +128,7 @@ def test_what_an_adversary_is_given_all_images_for_decides_no_sentence_about_the
         assert all(note.says.startswith("given ") for note in claim.notes())
 
 
+@pytest.mark.medium
 def test_claims_share_runs_and_those_about_a_network_have_one_per_seed():
     request = ClaimsRequest(dataset="pacs", encoders=("mini", "squeezenet"), seeds=(0, 1))
 

@@ -74,6 +74,7 @@ def test_the_network_that_recognizes_classes_in_pictures_is_registered_and_may_b
     assert inputs_of(config, data_root=None)[f"weights {LITE}"] == "1" * 64
 
 
+@pytest.mark.medium
 def test_a_ledger_that_has_changed_since_is_refused(registered: Path):
     document = json.loads(registered.read_text())
     registered.write_text(json.dumps(document | {"ledger_sha256": "0" * 64}))
@@ -95,6 +96,7 @@ def test_a_request_that_was_not_registered_is_refused(registered: Path, tmp_path
 
 
 @pytest.mark.parametrize("name", [f"images of shapes, 20 per domain, seed {REQUEST.seeds[-1]}", "encoder mini"])
+@pytest.mark.medium
 def test_other_images_or_weights_than_the_registered_ones_are_refused(registered: Path, tmp_path: Path, name: str):
     document = json.loads(registered.read_text())
     document["inputs"][name] = "0" * 64
@@ -125,6 +127,7 @@ def test_a_report_counts_again_only_under_the_registration_it_was_made_for(tmp_p
     assert made("registration, commit") == under
 
 
+@pytest.mark.medium
 def test_a_run_during_which_fdgsec_was_edited_is_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     source_hash.source_sha256("fdgsec")
     monkeypatch.setattr(source_hash, "_hashed", lambda package: f"other {package}")

@@ -146,6 +146,7 @@ MANY: dict[str, object] = {"count": 10**30}
     [{"unit": "client"}, {"sensitivity": {}}, MANY, {"mechanism": "laplace", "count": 10**15}],
     ids=str,
 )
+@pytest.mark.medium
 def test_no_node_ends_a_run_by_what_it_says_of_its_noise(lie: dict[str, object], tmp_path: Path):
     config = settings("ccst", rounds=0, defenses=("private-styles:epsilon=4,delta=1e-5",))
 
@@ -317,6 +318,7 @@ def only_from(node: int, fault) -> Fault:  # type: ignore[no-untyped-def]
         (lambda reply: changed(reply, weight=float("nan")), "weight"),
     ],
 )
+@pytest.mark.medium
 def test_a_bad_answer_ends_the_run_with_the_clients_name_and_the_reason(fault, reason: str, tmp_path: Path):  # type: ignore[no-untyped-def]
     with pytest.raises(JobFailedError, match=f"client:1 failed in fit: .*{reason}") as caught:
         on_paper(settings("fedavg", rounds=1), tmp_path, fault=only_from(102, fault), timeout=0.2)
@@ -324,6 +326,7 @@ def test_a_bad_answer_ends_the_run_with_the_clients_name_and_the_reason(fault, r
     assert caught.value.exit_code == 1
 
 
+@pytest.mark.medium
 def test_a_quorum_goes_on_without_the_client_that_failed(tmp_path: Path):
     fault = only_from(102, lambda reply: changed(reply, weight=-3.0))
 
@@ -360,6 +363,7 @@ def test_a_run_goes_on_without_nodes_that_claim_what_they_are_not(tmp_path: Path
     assert [reason.partition(" ")[2][:3] for reason in remote.federation["refused"]] == ["104", "105", "106"]
 
 
+@pytest.mark.medium
 def test_a_client_whose_state_was_reset_refuses_to_go_on(tmp_path: Path):
     config = settings("feddag", rounds=2)
     removed = []

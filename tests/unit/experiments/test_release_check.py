@@ -174,6 +174,7 @@ class ClipsRows:
         return Protected(artifact=renumbered(outgoing.artifact, lambda name, value: value.clamp(max=self.most)))
 
 
+@pytest.mark.medium
 def test_no_leak_behind_a_defense_that_an_attack_ignores_is_no_evidence_of_protection(own_cache: object):
     report = fdgsec.attack(
         CCST(style="single", encoder="pixels"), attacks=("reidentification", "membership"), per_domain=60,

@@ -80,6 +80,7 @@ def test_a_resumed_run_has_the_bytes_of_an_undisturbed_one(case: str, tmp_path: 
     assert finished(config, tmp_path / "cut") == finished(config, tmp_path / "whole")
 
 
+@pytest.mark.medium
 def test_a_finished_run_keeps_no_rounds_and_an_interrupted_one_says_how_to_go_on(tmp_path: Path):
     config = settings("fedavg")
     assert kept_so_far(tmp_path) == "no round was finished, and nothing is kept"

@@ -196,6 +196,7 @@ def test_an_infinite_value_is_written_as_json_and_read_again(computed: list[str]
     assert json.loads(both[1])["privacy"][2]["value"] == "inf"
 
 
+@pytest.mark.medium
 def test_all_formats_hold_the_same_numbers(computed: list[str], tmp_path: Path):
     sweep(REQUEST, data_root=None, out=tmp_path, progress=NoProgress())
 

@@ -101,6 +101,7 @@ def test_the_upper_axis_gives_noise_in_standard_deviations_between_clients():
     assert second.get_xlim() == pytest.approx((low - math.log10(0.02), high - math.log10(0.02)))  # .02 is one of them
 
 
+@pytest.mark.medium
 def test_fisc_settings_are_marked_on_scales_that_reach_them_alone():
     inside, outside = against_option(curve(NOISE)), against_option(curve({None: 1.0, 1.0: 0.9, 10.0: 0.1}))
     other = against_option(curve(NOISE, option="epsilon"))
@@ -115,12 +116,14 @@ def test_legends_name_every_attack_chance_and_what_is_expected():
     assert texts == {"linkage, top-1", "membership, AUC", "chance", "expected", "FISC's settings, Table 10"}
 
 
+@pytest.mark.medium
 def test_one_seed_has_no_interval_and_is_drawn_all_the_same():
     found = curve(NOISE, {None: [0.6], 0.1: [0.5], 100.0: [0.4]})
 
     assert set(figures(found)) == {"noise", "pareto"}
 
 
+@pytest.mark.medium
 def test_a_value_at_which_nothing_was_measured_leaves_a_gap():
     found = curve({**NOISE, 1.0: None}, SCORES)
 

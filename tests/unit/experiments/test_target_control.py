@@ -171,6 +171,7 @@ def test_single_steps_say_nothing_about_a_method_that_trains_in_its_own_way(own_
     assert bad.measurements[0].verdict == f"{reason}: no evidence of protection"
 
 
+@pytest.mark.medium
 def test_bundled_methods_and_attacks_have_their_controls_in_the_documentation(own_cache: object):
     report = fdgsec.attack("ccst-overall", attacks=("differencing",), per_domain=60, image_size=32)
     assert report.attacks[0].target is None

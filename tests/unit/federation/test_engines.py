@@ -148,6 +148,7 @@ def test_a_state_in_memory_is_what_was_written_last():
     assert list(store.read("client:0")) == ["v"]
 
 
+@pytest.mark.medium
 def test_states_in_files_and_in_memory_give_the_same_run(tmp_path: Path, clients: list[Client]):
     assert ccst_run(clients, FileStates(folder=tmp_path)) == ccst_run(clients, MemoryStates())
 

@@ -121,6 +121,7 @@ def test_an_error_of_a_client_ends_the_run_with_its_own_exception(how: str, erro
         ran(method, engine, UNDEFENDED)
 
 
+@pytest.mark.medium
 def test_a_client_that_fails_is_left_out_where_the_quorum_allows_it():
     method = Failing(plan=FULL_BATCH)
     local = LocalEngine(members=members(*SIZES), method=method, seed=0, states=MemoryStates(), tolerant=True)
@@ -149,6 +150,7 @@ def test_what_does_not_survive_a_fork_is_refused(given: Mapping[str, Any]):
         pass
 
 
+@pytest.mark.medium
 def test_replies_are_handed_over_in_the_order_of_the_clients_and_equal_those_of_one_process():
     method, clock = FedAvg(plan=FULL_BATCH), Clock(round=0, rounds=1, participants=())
     requests = {client.name: StepRequest(clock=clock, model=start(), inbox={}) for client in members(*SIZES)}

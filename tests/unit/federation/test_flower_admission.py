@@ -124,6 +124,7 @@ def introduced(grid: PaperGrid, bindings: Path, *, least: int = 1) -> Assembly:
     return assemble(grid.grid, settings=settings, terms=terms, least=least, wait=POLL / 2)
 
 
+@pytest.mark.medium
 def test_keys_are_bound_at_the_first_admission_and_a_restart_changes_nothing(tmp_path: Path):
     clients, grid = tmp_path / "clients", PaperGrid.of(tmp_path, 3)
     grid.keys = {node: pem(tmp_path / "keys" / str(node)) for node in grid.nodes}
@@ -140,6 +141,7 @@ def test_keys_are_bound_at_the_first_admission_and_a_restart_changes_nothing(tmp
     assert public_key(clients / "client-0.pub") == public_key_line(grid.keys[201])
 
 
+@pytest.mark.medium
 def test_too_few_clients_end_the_run_with_the_reasons_and_bind_nothing(tmp_path: Path):
     grid = PaperGrid.of(tmp_path, 3)
     grid.contexts[103].node_config["partition-id"] = 0

@@ -107,6 +107,7 @@ def test_nobody_is_absent(folder: Path):
         ask(Connection(address=f"127.0.0.1:{free_port()}", ca=folder / "ca.crt"), "/health")
 
 
+@pytest.mark.medium
 def test_a_run_is_not_sent_to_a_server_that_takes_runs_from_its_own_machine_alone(plain: str, tmp_path: Path):
     with pytest.raises(UsageError, match="takes runs from its own machine alone"):
         submit(tmp_path, Connection(address=plain, ca=None), timeout=5)

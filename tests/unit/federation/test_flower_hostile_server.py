@@ -142,6 +142,7 @@ def test_no_choice_of_method_makes_a_node_send_what_its_defenses_do_not_cover(
         (TRAINED, "fedavg", "fit"), ("dp-fedavg:epsilon=8", "fedavg", "fit"), (PRIVATE, "ccst", "share"),
     ],
 )  # fmt: skip
+@pytest.mark.medium
 def test_what_the_owners_defenses_cover_is_sent(required: str, method: str, step: Step, tmp_path: Path):
     config = settings(method, defenses=(required,))
 

@@ -46,6 +46,7 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "log"
 
 
+@pytest.mark.medium
 def test_all_that_a_process_started_ends_with_it(tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("fdgsec.federation.engines.flower.process_trees.GRACE", 0.5)
 
@@ -69,6 +70,7 @@ def test_a_log_is_appended_to_and_read_by_its_owner_alone(tmp_path: Path, log: P
     assert log.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.medium
 def test_all_ends_where_the_block_raises(tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("fdgsec.federation.engines.flower.process_trees.GRACE", 0.5)
 

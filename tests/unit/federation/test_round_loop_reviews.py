@@ -45,6 +45,7 @@ def run_without(
 @pytest.mark.parametrize(
     "method", [PeerReviewed(plan=FULL_BATCH), CrossEvaluation(plan=FULL_BATCH, rho=0.05), CrossEvaluation(rho=0.0, k=1)]
 )
+@pytest.mark.medium
 def test_a_reviewer_that_fails_is_out_as_if_it_had_not_trained(method: FedAvg):
     unjudging, untrained = run_without("review", method), run_without("fit", method)
 

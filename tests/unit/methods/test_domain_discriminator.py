@@ -67,6 +67,7 @@ def test_a_detached_discriminator_changes_nothing_that_is_sent():
     assert detached.transcript.sha256 == run(FEDALIGN).transcript.sha256
 
 
+@pytest.mark.medium
 def test_a_reversed_discriminator_changes_the_model_and_reversal_of_strength_zero_does_not():
     opposed = run(replace(FEDALIGN, discriminator="reversed"), rounds=1)
     without = run(replace(FEDALIGN, discriminator="reversed", reversal=0.0), rounds=1)

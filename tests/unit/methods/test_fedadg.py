@@ -66,6 +66,7 @@ def generators(outcome: Outcome, number: int, stage: str) -> list[State]:
     return [m.artifact.tensors() for m in messages if isinstance(m.artifact, GeneratorState)]
 
 
+@pytest.mark.medium
 def test_generators_go_up_with_the_update_and_come_down_from_the_second_round_on(outcome: Outcome):
     assert rows(outcome) == expected(("GeneratorState", GENERATOR))
 
@@ -154,6 +155,7 @@ def test_a_participant_of_a_later_round_receives_the_generator(members: list[Cli
     assert len(received) == 2
 
 
+@pytest.mark.medium
 def test_both_phases_count_and_keep_one_optimizer(members: list[Client]):
     made = federated(replace(SMALL, keep_optimizer=True, plan=replace(PLAN, momentum=0.9)), members, recode=False)
 

@@ -146,6 +146,7 @@ def test_foreign_artifacts_are_refused():
         FedCCRL().received_pool(clients()[0], {"pool": style["statistics"]}, {}, stream(0, "world", "t"))
 
 
+@pytest.mark.medium
 def test_the_pool_changes_the_model_unless_it_is_ignored():
     def model(ratio: float, *, ignore_pool: bool) -> Tensor:
         return run(FedCCRL(plan=PLAN, upload_ratio=ratio, ignore_pool=ignore_pool), rounds=1).model["head.weight"]

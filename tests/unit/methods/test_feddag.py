@@ -136,6 +136,7 @@ def outcome(clients: list[Client]) -> Watched:
     return run(METHOD, clients)
 
 
+@pytest.mark.medium
 def test_a_round_is_exactly_these_messages(outcome: Watched):
     names = ["client:0", "client:1", "client:2"]
     expected = [
@@ -187,6 +188,7 @@ def test_everybody_gets_the_same_seeded_generator_first_and_their_weighted_mean_
     assert not equal(first[0], second[0])
 
 
+@pytest.mark.medium
 def test_the_next_global_model_is_the_weighted_mean_of_teachers(clients: list[Client]):
     outcome = run(replace(METHOD, k=0, beta=5.0), clients)
     teachers = outcome.payloads(0, "update", "ModelState")[::2]

@@ -78,6 +78,7 @@ def test_options_of_training_belong_to_the_base():
         CrossEvaluation(base=CCST(), plan=PLAN, weights="uniform")
 
 
+@pytest.mark.medium
 def test_without_a_base_it_is_fedavg_plus_plus(clients: list[Client]):
     made, plain = run(CrossEvaluation(plan=PLAN), clients), run(SharpnessAware(plan=PLAN), clients)
 
@@ -93,6 +94,7 @@ def test_a_local_objective_trains_in_place_of_cross_entropy(clients: list[Client
     assert not equal(mixed.artifacts["model"].tensors(), plain.artifacts["model"].tensors())
 
 
+@pytest.mark.medium
 def test_a_base_trains_exactly_as_it_does_alone(clients: list[Client]):
     over, alone = (
         run(method, clients, rounds=1)

@@ -143,6 +143,7 @@ def test_the_generators_step_moves_the_generator_alone_and_the_students_step_the
     assert {name for name in before if between[name] != after[name]} == {"student"}
 
 
+@pytest.mark.medium
 def test_a_teacher_without_memory_is_the_student_and_one_of_pure_memory_stays(clients: list[Client]):
     data = TrainingSet.of(clients[0].data)  # I6
     for ema, buffers in ((0.0, "copied"), (0.0, "averaged"), (1.0, "averaged")):

@@ -49,6 +49,7 @@ def test_spectra_go_up_once_and_the_whole_bank_comes_down_to_everybody(outcome: 
     ]
 
 
+@pytest.mark.medium
 def test_the_bank_is_attributed(outcome: Outcome):
     banks = [m.artifact for m in outcome.transcript.messages() if m.stage == "combine"]
 
@@ -56,6 +57,7 @@ def test_the_bank_is_attributed(outcome: Outcome):
     assert banks[0].owner.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
+@pytest.mark.medium
 def test_a_run_through_bytes_is_the_plain_run(outcome: Outcome, members: list[Client]):
     again = federated(FedDG(plan=PLAN), members, recode=True)
 

@@ -50,6 +50,7 @@ def started(method: FedDGGA) -> dict[str, torch.Tensor]:
     ],
     ids=["paper", "paper-selecting", "pardon", "pardon-selecting"],
 )
+@pytest.mark.medium
 def test_a_round_sends_models_and_these_scalars(members: list[Client], method: FedDGGA, reviewed: int, numbers: int):
     made, again = (federated(method, members, recode=recode) for recode in (False, True))
 
@@ -140,6 +141,7 @@ def test_rounds_are_chosen_by_validation_as_fedavg_chooses_them(members: list[Cl
     assert float(server["weights"][1]) > float(server["weights"][0]) > 0.25
 
 
+@pytest.mark.medium
 def test_a_local_method_gives_the_objective(members: list[Client]):
     alone, held = (
         federated(FedDGGA(plan=PLAN, local=local), members, recode=False) for local in (None, FedProx(mu=5.0))

@@ -30,6 +30,7 @@ def start() -> GlobalModel:
 
 
 @pytest.mark.parametrize("mean", ["batches", "clients"])
+@pytest.mark.medium
 def test_gradients_go_up_and_their_average_comes_down_before_training(members: list[Client], mean: str):
     method = build(FedIIR, {"mean": mean, "plan": {"batch_size": 8}}, where="method")
 
@@ -83,6 +84,7 @@ def test_what_comes_down_is_smoothed_over_the_rounds(members: list[Client]):
         assert all(torch.allclose(one, wanted[number], rtol=1e-6, atol=1e-8) for one in told(made, number, "combine"))
 
 
+@pytest.mark.medium
 def test_the_penalty_moves_the_model_and_without_it_training_is_fedavg(members: list[Client]):
     runs = [federated(method, members, recode=False).model["head.weight"] for method in (
         FedAvg(plan=PLAN), FedIIR(plan=PLAN, penalty=0.0), FedIIR(plan=PLAN, penalty=1.0),

@@ -33,6 +33,7 @@ def vgg(own_cache: Path, tmp_path: Path) -> Iterator[AdaInVgg]:
     forget_encoders()
 
 
+@pytest.mark.medium
 def test_styles_may_be_taken_before_the_last_relu_and_images_transferred_behind_it(
     vgg: AdaInVgg,
 ):

@@ -198,6 +198,7 @@ def test_what_never_acts_is_cross_entropy(method: FedAvg):
 
 
 @pytest.mark.parametrize("method", [MixStyle(places=("stage1",)), DSU(places=("stage1",))])
+@pytest.mark.medium
 def test_a_place_acts_on_about_half_of_the_batches(method: FedAvg):
     model, step = network().eval(), objective(method)
     plain = CrossEntropy()(batch(), model)

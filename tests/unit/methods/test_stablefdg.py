@@ -219,6 +219,7 @@ def test_styles_without_a_model_or_without_images_are_refused(clients: list[Clie
         method.share(empty, model=start(method), state={}, clock=CLOCK, rng=drawn("share"))
 
 
+@pytest.mark.medium
 def test_either_half_works_alone_and_plugs_into_other_methods(clients: list[Client]):
     for method in (
         StableFDG(attention=False, plan=PLAN),

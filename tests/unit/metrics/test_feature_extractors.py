@@ -82,6 +82,7 @@ def test_inception_equals_pytorch_fids_own_network_on_the_same_weights(monkeypat
     torch.testing.assert_close(found.logits, features @ state["fc.weight"].T, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.medium
 def test_images_of_inceptions_own_size_are_not_resized_in_place() -> None:
     images = pictures(n=1, side=299).contiguous(memory_format=torch.channels_last)
     before = images.clone()

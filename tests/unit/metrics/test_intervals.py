@@ -100,6 +100,7 @@ def test_the_bootstrap_of_a_mean_covers_at_fifty(
     assert covered >= 0.93  # over 4000 samples of 1000 resamples: .956 .957 .984 .973
 
 
+@pytest.mark.medium
 def test_the_bootstrap_of_a_median_covers_at_fifty() -> None:
     rng = stream(0, "attack", "coverage", "median")
 
@@ -327,6 +328,7 @@ def test_intervals_of_smaller_tails_contain_those_of_larger_ones() -> None:
         assert list(highs) == sorted(highs), one
 
 
+@pytest.mark.medium
 def test_medians_of_clusters_widen_with_every_smaller_tail() -> None:
     tails = (0.5, 0.3, 0.1, 0.05, 0.025, 0.01, 1e-3, 1e-4, 1e-5, 1e-8, 1e-12)
     for seed in range(1000):

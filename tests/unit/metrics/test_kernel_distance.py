@@ -96,6 +96,7 @@ def test_the_distance_is_unbiased_at_any_number_of_images(n: int) -> None:
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.3])
+@pytest.mark.medium
 def test_intervals_cover_the_population_with_fifty_images(shift: float) -> None:
     rng = stream(7, "attack", "coverage")
     rounds, n, d = 300, 50, 8

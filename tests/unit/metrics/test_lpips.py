@@ -16,6 +16,7 @@ from fdgsec.runtime.random_streams import stream
 from tests.support.pictures import alexnet_features, alexnet_state, pictures
 
 
+@pytest.mark.medium
 def test_lpips_on_a_given_backbone_agrees_with_its_definition() -> None:
     features = alexnet_features()
     first, second = pictures(seed=10, n=2, side=64), pictures(seed=11, n=2, side=64)

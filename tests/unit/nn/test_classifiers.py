@@ -193,6 +193,7 @@ def test_a_group_norm_model_treats_every_record_alone():
 
 
 @pytest.mark.parametrize("backbone", BACKBONES)
+@pytest.mark.medium
 def test_the_head_times_the_features_is_the_forward_pass(backbone):
     model = build_classifier(backbone, 5, rng=stream(0, "world")).eval()
     pictures = images(2)

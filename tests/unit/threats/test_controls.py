@@ -82,6 +82,7 @@ def shared_pool(seed: int, ease: torch.Tensor) -> tuple[list[Answer], list[Case]
 
 
 @pytest.mark.parametrize("kind", sorted(random_answers(0)))
+@pytest.mark.medium
 def test_a_guess_that_knows_nothing_is_rarely_significant(kind: str):
     alarms = sum(p_value(*random_answers(seed)[kind]) < 0.05 for seed in range(100))
 

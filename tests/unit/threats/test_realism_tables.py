@@ -164,6 +164,7 @@ def test_a_table_warns_once_over_all_domains() -> None:
     assert singular.startswith("frechet_cells: 3 of 6 rows have 12 images, under 13")
 
 
+@pytest.mark.medium
 def test_many_images_are_not_warned_of() -> None:
     found = distribution_distance(
         blobs(seed=0, n=4200), {"MSE": blobs(seed=1, n=2100)}, extractor=Cells("cells"), rng=stream(0, "attack")

@@ -106,6 +106,7 @@ def null_p_values(shift: float) -> list[float]:
     return found
 
 
+@pytest.mark.medium
 def test_the_null_exchanges_whole_sets():
     silent, loud = null_p_values(0.0), null_p_values(1.0)
 
