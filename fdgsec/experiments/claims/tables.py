@@ -8,7 +8,7 @@ from fdgsec.experiments.report.findings import PROCEDURAL
 from fdgsec.experiments.report.text_tables import markdown_table
 from fdgsec.metrics.effect_sizes import margin_of
 
-OVERVIEW = ("Claim", "The paper's words", "Verdict", "Decided by", "Measured, median seed", "Chance", "Holm's p")
+OVERVIEW = ("Claim", "Verdict", "The paper's words", "Decided by", "Measured, median seed", "Chance", "Holm's p")
 SEEDS = ("Encoder", "Seed", "Measured", "Chance", "n", "p", "Where", "Alone")
 OTHERWISE = ("Claim", "Verdict", "Would have decided otherwise")
 BEYOND = ("Encoder", "Seed", "Measured", "Chance", "n", "Where")
@@ -74,8 +74,9 @@ def overview(document: Mapping[str, Any]) -> Table:
     for claim in document["claims"]:
         seed = median_seed(claim)
         rows.append((
-            claim["id"], f"{claim['paper']} {claim['section']}: " + " ".join(f'"{quote}"' for quote in claim["quotes"]),
-            claim["verdict"], ", ".join(column["encoder"] for column in deciding(claim)) or "-", measured(seed),
+            claim["id"], claim["verdict"],
+            f"{claim['paper']} {claim['section']}: " + " ".join(f'"{quote}"' for quote in claim["quotes"]),
+            ", ".join(column["encoder"] for column in deciding(claim)) or "-", measured(seed),
             number(seed.get("chance")), number(claim.get("adjusted_p_value")),
         ))  # fmt: skip
     return OVERVIEW, rows
@@ -113,6 +114,12 @@ def seed_rows(claim: Mapping[str, Any]) -> Table:
                 where + controls, verdict,
             ))  # fmt: skip
     return SEEDS, rows
+
+
+def beyond_text(note: Mapping[str, Any]) -> str:
+    """What a number beyond a claim says, and whether any run measured it."""
+    told = f"({note['attack']} on {note['target']}): {note['says']}."
+    return told if note["rows"] else f"{told} No run measured it."
 
 
 def beyond_rows(note: Mapping[str, Any]) -> Table:
@@ -199,8 +206,8 @@ def markdown(document: Mapping[str, Any]) -> str:
         if "columns" in claim:
             lines += [*_lines(seed_rows(claim)), "", "```sh", claim["command"], "```", ""]
         for note in claim["beyond"]:
-            lines += [f"Beyond the claim ({note['attack']} on {note['target']}): {note['says']}.", ""]
-            lines += [*_lines(beyond_rows(note)), ""]
+            lines += [f"Beyond the claim {beyond_text(note)}", ""]
+            lines += [*_lines(beyond_rows(note)), ""] if note["rows"] else []
     return "\n".join(lines)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 from fdgsec.experiments.claims.tables import (
     Table,
     beyond_rows,
+    beyond_text,
     facts,
     legend,
     mechanics,
@@ -58,6 +59,6 @@ def _claim(claim: Mapping[str, Any]) -> Mapping[str, object]:
         "seeds": _judged(seed_rows(claim)) if measured else None,
         "command": claim["command"] if measured else "",
         "beyond": [
-            (f"({note['attack']} on {note['target']}): {note['says']}.", beyond_rows(note)) for note in claim["beyond"]
+            (beyond_text(note), beyond_rows(note) if note["rows"] else None) for note in claim["beyond"]
         ],
     }  # fmt: skip

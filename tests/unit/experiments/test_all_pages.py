@@ -192,3 +192,20 @@ def test_a_sweep_without_points_still_has_a_page():
 
     assert "Fewer than two values have finished." in sweep_page(found, figures(found))
     assert json.dumps(found)
+
+
+def test_a_number_beyond_a_claim_that_no_run_measured_has_no_empty_table():
+    document = claimed()
+    note = {
+        "says": "what else",
+        "target": "feddag",
+        "attack": "generator-leakage",
+        "measurement": "psnr_gain",
+        "rows": [],
+    }
+    document = {**document, "claims": [{**claim, "beyond": [note]} for claim in document["claims"]]}
+
+    for said in (claims_page(document), markdown(document)):
+        assert "what else. No run measured it." in said
+        assert "Beyond ccst-1" not in said
+        assert not said.rstrip().endswith("---|")
