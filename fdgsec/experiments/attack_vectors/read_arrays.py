@@ -88,7 +88,14 @@ def candidates_of(source: Candidates, truth: Owners | None) -> CandidateTable:
 
 
 def _owners(truth: Array | Sequence[int]) -> Tensor:
-    values = torch.as_tensor(truth)
+    fault = DataError(
+        "the truth about candidates must be one bool or one number for each of them: 0 for nobody's image, k for one "
+        "of the k-th vector's."
+    )
+    try:
+        values = torch.as_tensor(truth)
+    except (TypeError, ValueError, RuntimeError) as error:  # names, None, lists of several lengths
+        raise fault from error
     if values.ndim != 1 or values.is_floating_point() or values.is_complex() or bool((values < 0).any()):
-        raise DataError("the truth about candidates must be one bool or one number, 0 or more, for each of them.")
+        raise fault
     return values.to(torch.int64)

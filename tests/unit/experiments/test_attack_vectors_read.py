@@ -7,9 +7,10 @@ import pytest
 import torch
 from PIL import Image
 
+from fdgsec.experiments.attack_vectors.read_arrays import candidates_of
 from fdgsec.experiments.attack_vectors.read_vectors import check_channels, read_truth, read_vectors
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles, ModelState, StyleBank, StyleStatistics
-from fdgsec.runtime.errors import FdgsecError
+from fdgsec.runtime.errors import DataError, FdgsecError
 from tests.support.own_vectors import own
 
 ROWS = torch.tensor([[0.5, 1.0, 2.0, 0.25, 0.5, 1.0], [1.5, 2.0, 3.0, 0.5, 1.0, 2.0]], dtype=torch.float64)
@@ -229,3 +230,9 @@ def test_a_broken_image_is_named_where_sizes_are_given(tmp_path: Path):
 
     with pytest.raises(FdgsecError, match=r"img/broken\.png cannot be decoded"):
         read_truth(text(tmp_path / "truth.csv", "image\nimg/broken.png\n"), image_size=16)
+
+
+@pytest.mark.parametrize("truth", [["A", "A", "B"], [[1], [1, 2], [0]], [None, 1, 2], [0.5, 1.0, 0.0], [-1, 0, 1]])
+def test_a_truth_that_is_no_number_per_candidate_is_refused_in_words(truth: list[object]):
+    with pytest.raises(DataError, match="one bool or one number for each of them"):
+        candidates_of(np.ones((3, 4)), truth)  # type: ignore[arg-type]
