@@ -39,7 +39,7 @@ test: $(VENV)/installed
 slow: $(VENV)/installed
 	$(BIN)/python -m pytest -n auto -m "medium or slow"
 
-# lines and branches of four packages that tests reach; `make test` has these tests and others
+# lines and branches of four packages that unit tests reach, all but the slow ones
 COVERED := federation privacy threats metrics
 COVERING := $(COVERED:%=tests/unit/%) tests/unit/defenses tests/unit/attacks/test_poisoning.py \
 	$(wildcard tests/unit/experiments/test_flower*.py)

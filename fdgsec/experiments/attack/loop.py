@@ -9,7 +9,7 @@ from fdgsec.experiments.attack.attack_setting import AttackSetting, Outcome, Sim
 from fdgsec.experiments.attack.unread_releases import as_read, partly_read
 from fdgsec.experiments.report.multiplicity import adjusted
 from fdgsec.experiments.report.presentation import figures_of
-from fdgsec.experiments.report.schema import COULD_NOT_RUN, NOT_ANSWERED, AttackResult
+from fdgsec.experiments.report.schema import COULD_NOT_RUN, NOT_ANSWERED, TOO_LARGE, AttackResult
 from fdgsec.experiments.report.words import kind_in_words, listed
 from fdgsec.experiments.run_config import RunConfig, build, load_preset
 from fdgsec.experiments.simulated_runs.simulator import Cases
@@ -41,8 +41,8 @@ UPLOADED = frozenset({"StyleStatistics", "StyleDistribution", "ImageStyles", "Am
 RUN_OR_TRAINING = ("released", "cohorts", "trained", "hostile", "breakdown", "guarded_runs", "guarded_exchanges")
 """Questions about the run itself, about training, or about malicious clients."""
 NONE_KEPT = "no attack is kept: fdgsec does not know the code of all that was run; the same command starts anew."
-TOO_LARGE = "too large"
-"""The slice key of questions about clients of more images than there are."""
+MIXED = "mixed"
+"""The domain of a case whose client has several."""
 NOTHING_ASKED = f"{COULD_NOT_RUN}its options and the number of images leave it nothing to ask"
 
 
@@ -298,15 +298,12 @@ class _MissingClients:
 def _missing_clients(question: Question, found: Mapping[Question, Cases]) -> _MissingClients | None:
     """Why clients of as many images as a question asks for are missing, in the domains that smaller ones have.
 
-    Schemes are compared with themselves where they have any clients: mixtures of labels have a domain, and those of
-    domains have several."""
+    Clients of several domains are no part of a question about clients of one, nor the other way round."""
     if not question.records or question.kind in RUN_OR_TRAINING:
         return None
-    kin = [other for other in found if other.kind == question.kind]
-    own = [other for other in kin if other.scheme == question.scheme]
-    alike = {other: _domains(found[other]) for other in (own if any(found[other] for other in own) else kin)}
+    alike = {other: _domains(cases) for other, cases in found.items() if other.kind == question.kind}
     mine = alike.get(question, set())
-    missing = sorted(set().union(*alike.values()) - mine - {""})
+    missing = [] if mine == {MIXED} else sorted(set().union(*alike.values()) - mine - {"", MIXED})
     if mine and (not missing or "" in mine):
         return None
     where = f"of {listed(missing)} " if missing else ""

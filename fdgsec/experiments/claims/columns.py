@@ -43,7 +43,7 @@ class Sources:
         if result["status"] != "done":
             return Shown(missing=f"{result['status']}: {result['reason']}")
         controls = result["controls"]
-        passed = all(control["passed"] for kind in ("positive", "negative") for control in controls[kind])
+        passed = all(control["passed"] for found in controls.values() for control in found)
         return Shown(rows=result["measurements"], controlled=bool(controls["positive"]) and passed, encoder=encoder)
 
 

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from fdgsec.experiments.report.schema import NOT_ANSWERED
+from fdgsec.experiments.report.schema import NOT_ANSWERED, TOO_LARGE
 from fdgsec.metrics.effect_sizes import Margin, beyond, half_way, margin_of
 from fdgsec.metrics.measurement import lies_behind_chance
 from fdgsec.metrics.significance import holm, normal_pvalue
@@ -208,7 +208,9 @@ def finding(
     complete = [list(population.values()) for population in found.values() if len(population) == len(criteria)]
     return Finding(
         populations=complete, controlled=controlled, incomplete=len(found) - len(complete),
-        unanswered=tuple(str(row["slice"][NOT_ANSWERED]) for row in rows if NOT_ANSWERED in row["slice"]),
+        unanswered=tuple(
+            str(row["slice"][key]) for row in rows for key in (NOT_ANSWERED, TOO_LARGE) if key in row["slice"]
+        ),
     )  # fmt: skip
 
 
@@ -246,8 +248,9 @@ def compared_evidence(row: Row, other: float | Row, criterion: Criterion) -> Evi
     The gap's interval is that of `difference`; rows of the same clients and images agree more than independent ones,
     so that it is too wide rather than too narrow. The claim says that the gap is at least the margin; where the
     unprotected value does not exceed chance by the margin itself, no protection could show it, and nothing speaks
-    against the claim. The p-value is the larger of two: that the attack behind the protection is no better than chance,
-    and that the gap is the margin. None where a row is no evidence, or is not of values that are higher where more
+    against the claim; nor where a part of the unprotected run was not read, since the gap may be larger. The p-value is
+    the larger of two: that the attack behind the protection is no better than chance, and that the gap is the margin.
+    None where a row is no evidence, or is not of values that are higher where more
     leaks."""
     if not _judged(row) or row["higher_is"] != "leak":
         return None
@@ -255,11 +258,12 @@ def compared_evidence(row: Row, other: float | Row, criterion: Criterion) -> Evi
         other = {"value": other, "low": other, "high": other}
     elif not _judged(other):
         return None
+    incomplete = "name" in other and bool(reservation_of(other))
     gap, reservation, least = difference(other, row), reservation_of(row), criterion.least_gap()
     reachable = other["low"] > row["chance"] + least
     return Evidence(
         row=row,
-        against=gap.high < least and reachable,
+        against=gap.high < least and reachable and not incomplete,
         under=gap.low > least and criterion.supports and not reservation,
         reservation=reservation,
         gap=gap,

@@ -32,6 +32,8 @@ COULD_NOT_RUN = "not run: "
 """What the reason begins with of a skipped attack that reads what was sent, and could not be run on it."""
 NOT_ANSWERED = "not answered"
 """The slice key of questions that an attack that ran asks, and that were not, or only partly, answered."""
+TOO_LARGE = "too large"
+"""The slice key of questions about clients of more images than the dataset has for them."""
 
 
 @dataclass(frozen=True, kw_only=True)

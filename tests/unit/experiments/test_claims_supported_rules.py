@@ -7,10 +7,14 @@ import pytest
 
 from fdgsec.experiments.claims.catalogue import ledger
 from fdgsec.experiments.claims.verdicts import Column, Criterion, Finding, finding, verdicts
-from fdgsec.experiments.report.schema import NOT_ANSWERED
+from fdgsec.experiments.report.schema import NOT_ANSWERED, TOO_LARGE
 
 Row = Mapping[str, Any]
 AUC = Criterion(measurement="auc")
+TOO_FEW: Row = {
+    "name": "auc", "value": None, "low": None, "high": None, "chance": None, "n": 0, "higher_is": "leak",
+    "p_value": None, "unavailable": "too few images of photo", "slice": {TOO_LARGE: "clients of 500"},
+}  # fmt: skip
 NOT_MEASURED: Row = {
     "name": "auc", "value": None, "low": None, "high": None, "chance": None, "n": 0, "higher_is": "leak",
     "p_value": None, "unavailable": "too few images of cartoon", "slice": {NOT_ANSWERED: "clients of 130"},
@@ -81,3 +85,18 @@ def test_a_question_that_was_not_answered_does_not_hide_a_contradiction() -> Non
     leak = {**auc(0.90, 0.96, domain="photo"), "p_value": 1e-9}
 
     assert verdict([leak, NOT_MEASURED])[0] == "contradicted"
+
+
+def test_clients_for_whom_there_are_too_few_images_leave_the_claim_open() -> None:
+    said, found = verdict([auc(0.48, 0.52, domain="cartoon"), TOO_FEW])
+
+    assert (said, found.reservation) == ("undecided", "not answered: clients of 500")
+
+
+def test_what_a_partly_read_run_without_the_defense_shows_speaks_against_no_defense() -> None:
+    """More may leak without the defense than was read, so that the gap may be larger."""
+    behind = [{**auc(0.93, 0.95, domain="photo"), "p_value": 1e-9}]
+    bare = auc(0.96, 0.98, domain="photo")
+
+    assert verdict(behind, compared=[bare])[0] == "contradicted"
+    assert verdict(behind, compared=[{**bare, "unread": "reads 1 of 2 releases that differ"}])[0] == "undecided"

@@ -3,7 +3,9 @@
 import pytest
 
 import fdgsec
+from fdgsec.experiments.attack.loop import _missing_clients
 from fdgsec.metrics.measurement import Measurement
+from fdgsec.threats.attack import Case, Question
 
 
 def too_large(report: fdgsec.AttackReport) -> dict[str, Measurement]:
@@ -46,3 +48,22 @@ def test_mixtures_of_labels_and_of_domains_are_two_questions_that_lack_nothing()
 
     (result,) = report.attacks
     assert (result.status, dict(result.unanswered)) == ("done", {})
+
+
+def test_a_domain_that_is_missing_is_named_whatever_the_scheme_of_the_question_that_has_it():
+    """Membership asks about rows of whole images in one size, and of crops in another."""
+    large, crops = (Question(kind="rounds", scheme=scheme, records=n) for scheme, n in (("", 1400), ("crops", 40)))
+    mixed = Question(kind="rounds", scheme="domains", records=40)
+    domains = {large: ("photo",), crops: ("photo", "cartoon"), mixed: ("mixed",)}
+    found = {
+        question: [
+            (Case(question="rounds", views=(), victim="client:0", slice={"domain": domain}), None) for domain in named
+        ]
+        for question, named in domains.items()
+    }
+
+    missing = {question: _missing_clients(question, found) for question in found}  # type: ignore[arg-type]
+
+    assert (missing[crops], missing[mixed]) == (None, None)
+    assert missing[large] is not None
+    assert (missing[large].reason, missing[large].too_large) == ("too few images of cartoon for clients of 1,400", True)
