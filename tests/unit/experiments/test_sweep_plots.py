@@ -3,6 +3,7 @@
 import math
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from matplotlib.axes._base import _AxesBase
 
@@ -37,8 +38,8 @@ def test_accuracies_that_do_not_compare_are_crosses_that_no_line_joins():
     joined = next(line for line in lower.lines if line.get_linestyle() == "-" and line.get_marker() == "s")
 
     assert {"x", "o"} <= markers
-    assert len(panel.lines[0].get_xdata()) == len(SCORES) - 1
-    assert len(joined.get_xdata()) == len(SCORES) - 2  # no defense stands aside
+    assert len(np.asarray(panel.lines[0].get_xdata())) == len(SCORES) - 1
+    assert len(np.asarray(joined.get_xdata())) == len(SCORES) - 2  # no defense stands aside
     assert not any(line.get_marker() == "x" for line in pareto(curve(NOISE, SCORES)).axes[0].lines)
 
 

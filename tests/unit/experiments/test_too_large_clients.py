@@ -65,5 +65,6 @@ def test_a_domain_that_is_missing_is_named_whatever_the_scheme_of_the_question_t
     missing = {question: _missing_clients(question, found) for question in found}  # type: ignore[arg-type]
 
     assert (missing[crops], missing[mixed]) == (None, None)
-    assert missing[large] is not None
-    assert (missing[large].reason, missing[large].too_large) == ("too few images of cartoon for clients of 1,400", True)
+    gone = missing[large]
+    assert gone is not None
+    assert (gone.reason, gone.too_large) == ("too few images of cartoon for clients of 1,400", True)
