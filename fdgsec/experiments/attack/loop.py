@@ -41,8 +41,7 @@ UPLOADED = frozenset({"StyleStatistics", "StyleDistribution", "ImageStyles", "Am
 RUN_OR_TRAINING = ("released", "cohorts", "trained", "hostile", "breakdown", "guarded_runs", "guarded_exchanges")
 """Questions about the run itself, about training, or about malicious clients."""
 NONE_KEPT = "no attack is kept: fdgsec does not know the code of all that was run; the same command starts anew."
-MIXED = "mixed"
-"""The domain of a case whose client has several."""
+MIXED = "mixed"  # the domain of a case whose client has several
 NOTHING_ASKED = f"{COULD_NOT_RUN}its options and the number of images leave it nothing to ask"
 
 
@@ -296,9 +295,7 @@ class _MissingClients:
 
 
 def _missing_clients(question: Question, found: Mapping[Question, Cases]) -> _MissingClients | None:
-    """Why clients of as many images as a question asks for are missing, in the domains that smaller ones have.
-
-    Clients of several domains are no part of a question about clients of one, nor the other way round."""
+    """Why clients of as many images as a question asks for are missing, in the single domains smaller ones have."""
     if not question.records or question.kind in RUN_OR_TRAINING:
         return None
     alike = {other: _domains(cases) for other, cases in found.items() if other.kind == question.kind}

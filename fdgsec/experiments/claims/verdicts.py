@@ -16,7 +16,7 @@ p-value counts. Holm's adjustment is over all testable claims that were asked fo
 upper end of the interval of some criterion that can support lies below its threshold, in a row that is evidence of
 protection; a population without evidence leaves it open, and so does a question that the attack could not answer. An
 attack that is wrong more often than chance is no evidence: its answers depend on the truth. In both cases a run counts
-only if all positive and negative controls of its attack passed. *undecided*: anything else."""
+only if all controls of its attack passed, that through the target included. *undecided*: anything else."""
 
 import math
 from collections.abc import Mapping, Sequence

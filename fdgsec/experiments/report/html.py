@@ -117,7 +117,7 @@ def _question(answer: Answer, results: Sequence[AttackResult]) -> Mapping[str, o
 
 def _counted(found: Finding) -> str:
     """How many of the attack's rows are flagged, and how many leave open whether anything leaks."""
-    left_open = found.alike_open + found.unlike_open
+    left_open = found.alike_open + found.unlike_open + found.worse + found.row.worse_than_chance
     more = f", {left_open} not decided" if left_open else ""
     return f"{found.flagged} of {found.judged} judged rows are flagged{more}."
 

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from fdgsec.experiments.claims.catalogue import ledger
+from fdgsec.experiments.claims.columns import Sources
+from fdgsec.experiments.claims.measured_runs import ClaimsRequest, MeasuredRuns
 from fdgsec.experiments.claims.verdicts import Column, Criterion, Finding, finding, verdicts
 from fdgsec.experiments.report.schema import NOT_ANSWERED, TOO_LARGE
 
@@ -100,3 +102,15 @@ def test_what_a_partly_read_run_without_the_defense_shows_speaks_against_no_defe
 
     assert verdict(behind, compared=[bare])[0] == "contradicted"
     assert verdict(behind, compared=[{**bare, "unread": "reads 1 of 2 releases that differ"}])[0] == "undecided"
+
+
+@pytest.mark.parametrize("failing", ["positive", "negative", "through-the-target"])
+def test_a_run_of_which_any_control_failed_does_not_count(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    claim = next(one for one in ledger() if one.id == "feddag-generators")
+    assert claim.measured is not None
+    controls = {kind: [{"passed": kind != failing}] for kind in ("positive", "negative", "through-the-target")}
+    report = {"attacks": [{"name": claim.measured.attack, "status": "done", "controls": controls, "measurements": []}]}
+    runs = MeasuredRuns(request=ClaimsRequest(dataset="shapes"), reports={})
+    monkeypatch.setattr(MeasuredRuns, "report", lambda *_args, **_settings: report)
+
+    assert not Sources(runs=runs, request=runs.request).rows(claim, claim.measured, encoder="", seed=0).controlled
