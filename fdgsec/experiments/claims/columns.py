@@ -15,11 +15,12 @@ from fdgsec.runtime.errors import MissingResourceError
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """The rows of one attack in one run; `missing` says why there are none."""
+    """The rows of one attack in one run, whose clients' images are of `domains`; `missing` says why there are none."""
 
     rows: Sequence[Row] = ()
     controlled: bool = False
     encoder: str = ""
+    domains: Sequence[str] = ()
     missing: str = ""
 
 
@@ -44,7 +45,10 @@ class Sources:
             return Shown(missing=f"{result['status']}: {result['reason']}")
         controls = result["controls"]
         passed = all(control["passed"] for found in controls.values() for control in found)
-        return Shown(rows=result["measurements"], controlled=bool(controls["positive"]) and passed, encoder=encoder)
+        return Shown(
+            rows=result["measurements"], controlled=bool(controls["positive"]) and passed, encoder=encoder,
+            domains=self.runs.source_domains(claim, probe, encoder=encoder, seed=seed),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,13 +127,16 @@ def _finding(claim: Claim, shown: Shown, sources: Sources, *, encoder: str, seed
         return VOID
     compared = claim.compared
     if compared is None:
-        return finding(shown.rows, claim.rows(), controlled=shown.controlled)
+        return finding(shown.rows, claim.rows(), controlled=shown.controlled, domains=shown.domains)
     if compared.measured is None:
-        return finding(shown.rows, claim.rows(), controlled=shown.controlled, compared=compared.value)
+        return finding(
+            shown.rows, claim.rows(), controlled=shown.controlled, compared=compared.value, domains=shown.domains
+        )
     other = sources.rows(claim, compared.measured, encoder=encoder, seed=seed)
     return finding(
-        shown.rows, claim.rows(), controlled=shown.controlled and other.controlled, compared=list(other.rows)
-    )
+        shown.rows, claim.rows(), controlled=shown.controlled and other.controlled, compared=list(other.rows),
+        domains=shown.domains,
+    )  # fmt: skip
 
 
 def decides(claim: Claim, encoder: str) -> bool:

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fdgsec.data.catalog import dataset_entry
 from fdgsec.experiments.attack.run_attacks import attack
 from fdgsec.experiments.claims.catalogue import Claim, Probe, ledger_run
 from fdgsec.experiments.claims.fixed_inputs import inputs_of
@@ -60,6 +61,16 @@ class MeasuredRuns:
     def report(self, claim: Claim, probe: Probe, *, encoder: str, seed: int) -> Report:
         """The report of a probe with an encoder and seed."""
         return self.reports[_shared(probe_config(claim, probe, self.request, encoder=encoder, seed=seed))]
+
+    def source_domains(self, claim: Claim, probe: Probe, *, encoder: str, seed: int) -> Sequence[str]:
+        """The domains that clients have images of in a probe's run; none where there is no report."""
+        report = self.report(claim, probe, encoder=encoder, seed=seed)
+        if isinstance(report, str):
+            return ()
+        config = probe_config(claim, probe, self.request, encoder=encoder, seed=seed)
+        names = report["dataset"]["domains"]
+        unseen = config.target_domain or dataset_entry(config.dataset).target_domain or names[-1]
+        return [name for name in names if name not in (unseen, config.validation_domain)]
 
 
 def probe_config(claim: Claim, probe: Probe, request: ClaimsRequest, *, encoder: str, seed: int) -> RunConfig:

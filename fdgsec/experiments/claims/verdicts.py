@@ -19,7 +19,7 @@ attack that is wrong more often than chance is no evidence: its answers depend o
 only if all controls of its attack passed, that through the target included. *undecided*: anything else."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -140,7 +140,7 @@ class Finding:
     """A claim's evidence in one run, by population; `controlled` says that all controls of the attack passed.
 
     `incomplete` populations have rows that fit a criterion, and lack evidence for one. `unanswered` are the questions
-    that the attack asks and could not answer, which may be about further populations."""
+    that the attack asks and could not answer, which may be about further populations, and domains without any row."""
 
     populations: Sequence[Sequence[Evidence]]
     controlled: bool
@@ -184,11 +184,14 @@ def finding(
     *,
     controlled: bool,
     compared: float | Sequence[Row] | None = None,
+    domains: Sequence[str] = (),
 ) -> Finding:
     """Group rows into populations by the slice keys that no criterion uses, and evaluate the criteria.
 
     `compared` is the value that the same question has without the protection, or the rows of a run without it; then
-    the criteria are about the gap. Populations without evidence for every criterion are counted as incomplete."""
+    the criteria are about the gap. Populations without evidence for every criterion are counted as incomplete. Where
+    populations are domains, those of `domains` of which there is no row, and that no criterion leaves out, are not
+    answered."""
     found: dict[Population, dict[int, Evidence]] = {}
     for number, criterion in enumerate(criteria):
         unprotected = _by_population(compared, criteria, criterion) if isinstance(compared, Sequence) else {}
@@ -206,12 +209,20 @@ def finding(
             if evidence is not None:
                 found[where][number] = evidence
     complete = [list(population.values()) for population in found.values() if len(population) == len(criteria)]
+    gaps = [str(row["slice"][key]) for row in rows for key in (NOT_ANSWERED, TOO_LARGE) if key in row["slice"]]
+    gaps += [f"no row about {name}" for name in _without_rows(found, criteria, domains)]
     return Finding(
-        populations=complete, controlled=controlled, incomplete=len(found) - len(complete),
-        unanswered=tuple(
-            str(row["slice"][key]) for row in rows for key in (NOT_ANSWERED, TOO_LARGE) if key in row["slice"]
-        ),
-    )  # fmt: skip
+        populations=complete, controlled=controlled, incomplete=len(found) - len(complete), unanswered=tuple(gaps)
+    )
+
+
+def _without_rows(
+    found: Iterable[Population], criteria: Sequence[Criterion], domains: Sequence[str]
+) -> Sequence[str]:
+    """Those of `domains` that none of the populations is, where populations are domains."""
+    seen = {value for where in found for key, value in where if key == "domain"}
+    left_out = {criterion.without.get("domain") for criterion in criteria}
+    return [name for name in domains if seen and name not in seen | left_out]
 
 
 def _by_population(

@@ -1,6 +1,7 @@
 """What must not support a claim: an attack that recovers what the claim says cannot be recovered."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -104,12 +105,38 @@ def test_what_a_partly_read_run_without_the_defense_shows_speaks_against_no_defe
     assert verdict(behind, compared=[{**bare, "unread": "reads 1 of 2 releases that differ"}])[0] == "undecided"
 
 
+def test_a_domain_without_any_row_leaves_the_claim_open() -> None:
+    """Two quiet domains of three say nothing about the third."""
+    rows = [auc(0.49, 0.52, domain=name) for name in ("photo", "cartoon")]
+    found = finding(rows, [AUC], controlled=True, domains=["photo", "cartoon", "sketch"])
+    known = finding(rows, [AUC], controlled=True, domains=["photo", "cartoon"])
+    left_out = replace(AUC, without={"domain": "sketch"})
+
+    assert (found.quiet, found.unanswered) == (False, ("no row about sketch",))
+    assert known.quiet
+    assert finding(rows, [left_out], controlled=True, domains=["photo", "cartoon", "sketch"]).quiet
+    assert finding([auc(0.49, 0.52)], [AUC], controlled=True, domains=["sketch"]).quiet  # of all clients together
+
+
+def test_a_run_is_about_the_domains_that_its_clients_have_images_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    claim = next(one for one in ledger() if one.id == "ccst-content")
+    assert claim.measured is not None
+    report = {"dataset": {"domains": ["art_painting", "cartoon", "photo", "sketch"]}}
+    monkeypatch.setattr(MeasuredRuns, "report", lambda *_args, **_settings: report)
+    runs = MeasuredRuns(request=ClaimsRequest(dataset="pacs"), reports={})
+
+    assert runs.source_domains(claim, claim.measured, encoder="mini", seed=0) == ["art_painting", "cartoon", "photo"]
+
+
 @pytest.mark.parametrize("failing", ["positive", "negative", "through-the-target"])
 def test_a_run_of_which_any_control_failed_does_not_count(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     claim = next(one for one in ledger() if one.id == "feddag-generators")
     assert claim.measured is not None
     controls = {kind: [{"passed": kind != failing}] for kind in ("positive", "negative", "through-the-target")}
-    report = {"attacks": [{"name": claim.measured.attack, "status": "done", "controls": controls, "measurements": []}]}
+    report = {
+        "attacks": [{"name": claim.measured.attack, "status": "done", "controls": controls, "measurements": []}],
+        "dataset": {"domains": ["a", "b"]},
+    }
     runs = MeasuredRuns(request=ClaimsRequest(dataset="shapes"), reports={})
     monkeypatch.setattr(MeasuredRuns, "report", lambda *_args, **_settings: report)
 
