@@ -77,7 +77,7 @@ def _run(seed: int, report: AttackReport) -> dict[str, object]:
 
 
 def _means(reports: Sequence[AttackReport]) -> dict[str, object]:
-    """Mean and Student's 95 % interval of each score over the reports."""
+    """Mean and Student's 95% interval of each score over the reports."""
     documents: list[Mapping[str, Any]] = [report.accuracy or {} for report in reports]
     first = documents[0]
     result: dict[str, object] = {"unseen_domain": first["unseen_domain"]}

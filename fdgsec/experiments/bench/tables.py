@@ -44,7 +44,7 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Mean:
-    """A mean over seeds with Student's 95 % interval; `low` and `high` are None for fewer than two values."""
+    """A mean over seeds with Student's 95% interval; `low` and `high` are None for fewer than two values."""
 
     value: float
     low: float | None
@@ -251,10 +251,10 @@ def _cells(row: Row) -> list[object]:
 
 
 def cells_of(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """The table as text: a header, and per arm the accuracies in per cent with the paper's in brackets."""
+    """The table as text: a header, and per arm the accuracies in percent with the paper's in brackets."""
     columns = [*found["domains"], "average"]
     costs = ["bytes up", "s per run", "CPU s per run"]
-    header = ["", *columns, "own domains", "steps (in all)", f"minus {found['baseline']}", *costs]
+    header = ["method", *columns, "own domains", "steps (in all)", f"minus {found['baseline']}", *costs]
     lines = []
     for name, arm in found["arms"].items():
         cells = [_percent(arm["accuracy"].get(column), arm["paper"].get(column)) for column in columns]
@@ -318,8 +318,8 @@ def caption(found: Mapping[str, Any]) -> str:
     if not any(arm["paper"] for arm in found["arms"].values()):
         printed = ""
     return (
-        f"{found['title']}, {found['dataset']}: {MEASURED[found['metric']]} on the unseen domain in per cent, mean "
-        f"over seeds with Student's 95 % interval; {found['finished']} of {found['planned']} runs finished.{printed} "
+        f"{found['title']}, {found['dataset']}: {MEASURED[found['metric']]} on the unseen domain in percent, mean "
+        f"over seeds with Student's 95% interval; {found['finished']} of {found['planned']} runs finished.{printed} "
         "Own domains: accuracy on validation images of the clients' domains. Steps: optimizer steps per participant "
         "and round. Differences at unequal steps are left out unless asked for."
     )
