@@ -40,6 +40,17 @@ def keep_freed_memory() -> bool:
     )
 
 
+def return_freed_memory() -> None:
+    """Return memory that nothing holds any more to the system, where there is glibc: between tasks of different sizes.
+
+    What one task needed most is else kept beside what the next one needs, in other places."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
+        if trim is not None:
+            trim.argtypes, trim.restype = (ctypes.c_size_t,), ctypes.c_int
+            trim(0)
+
+
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 

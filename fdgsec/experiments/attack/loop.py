@@ -21,6 +21,7 @@ from fdgsec.runtime.interruption import telling
 from fdgsec.runtime.progress import Progressive
 from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.registry import names, resolve
+from fdgsec.runtime.worker_processes import return_freed_memory
 from fdgsec.threats.adversary import Adversary, Knowledge
 from fdgsec.threats.attack import (
     AccountsForDefenses,
@@ -99,6 +100,7 @@ def run_attacks(
             progress.update(attack.name, 0, 1)
             outcome = None if finished is None else finished.read(attack)
             if outcome is None:
+                return_freed_memory()
                 outcome = _run_attack(attack, setting)
                 if finished is not None:
                     finished.keep(attack, outcome)

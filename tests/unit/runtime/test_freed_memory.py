@@ -23,6 +23,23 @@ for _ in range(20):
 print(int(kept), resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
+TASKS = """
+import torch
+from fdgsec.runtime.worker_processes import keep_freed_memory, return_freed_memory
+
+def resident():
+    with open("/proc/self/statm") as pages:
+        return int(pages.read().split()[1]) * 4096 >> 20
+
+keep_freed_memory()
+blocks = [torch.ones(2**22) for _ in range(40)]  # 16 MiB each
+kept = blocks[-1]
+del blocks
+held = resident()
+return_freed_memory()
+print(held - resident())
+"""
+
 glibc = pytest.mark.skipif(
     sys.platform != "linux" or not hasattr(os, "confstr") or "glibc" not in str(os.confstr("CS_GNU_LIBC_VERSION")),
     reason="only glibc has the switches",
@@ -46,6 +63,14 @@ def test_steps_do_not_fetch_their_pages_anew():
 
     assert (kept, left) == (True, False)
     assert few < 0.1 * many
+
+
+@pytest.mark.medium
+@glibc
+def test_between_tasks_memory_that_nothing_holds_goes_back_though_later_blocks_are_in_use():
+    ran = subprocess.run([sys.executable, "-c", TASKS], capture_output=True, check=True, text=True)
+
+    assert int(ran.stdout) > 500  # MiB, of 624
 
 
 @pytest.mark.parametrize(
