@@ -58,7 +58,8 @@ class Linkage:
     twice.
 
     Questions in `noised` are answered again at every standard deviation s in `noise`, and in `noise_in_sds`, which are
-    in units of the standard deviation between clients (median over coordinates). `shrink` is FISC's p."""
+    in units of the standard deviation between clients (median over coordinates). `shrink` is FISC's p. Of more clients
+    whose vectors are given, `asked` are asked about, drawn at random, each among all of them."""
 
     name: ClassVar[str] = "linkage"
     reads: ClassVar[frozenset[str]] = frozenset({"StyleStatistics", "StyleDistribution", "ImageStyles", "Amplitudes"})
@@ -71,9 +72,10 @@ class Linkage:
     noise: tuple[float, ...] = (0.02, 0.05)
     noise_in_sds: tuple[float, ...] = (1.0, 3.0, 10.0, 30.0)
     shrink: float = 0.1
+    asked: int = 500
 
     def __post_init__(self) -> None:
-        check_at_least(2, {"clients": self.clients})  # one alone is linked to itself
+        check_at_least(2, {"clients": self.clients, "asked": self.asked})  # one alone is linked to itself
         check_at_least(0, {"noise": self.noise, "noise_in_sds": self.noise_in_sds})
 
     def plan(self, facts: TargetFacts) -> Sequence[Question]:
@@ -97,12 +99,12 @@ class Linkage:
 
     def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Rank, for each first release, the second ones of its population; then again for every level of noise."""
-        given = [answer for population in _given(cases) for answer in link_releases(population)]
+        given = [answer for population in self._given(cases) for answer in link_releases(population)]
         return [*_rank_partners(cases, knowledge, None), *given, *self._under_noise(cases, child(rng, "noise"))]
 
     def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Rank with every first release exchanged for another one of its population, without noise."""
-        given = [answer for population in _given(cases) for answer in link_releases(population, rng)]
+        given = [answer for population in self._given(cases) for answer in link_releases(population, rng)]
         return [*_rank_partners(cases, knowledge, rng), *given]
 
     def missing(self, cases: Sequence[Case], knowledge: Knowledge) -> Sequence[Measurement]:
@@ -112,16 +114,21 @@ class Linkage:
             if population.empty:
                 reason = "a client released no row: its images are too few for the share that the method publishes"
                 rows += unavailable(["top1"], {**population.slice, **population.data}, reason)
-        for population in _given(cases):
+        for population in self._given(cases):
             if self.noise_in_sds and not spread_of(population):
                 reason = "between_client_sd is 0: half of the coordinates are the same for all clients"
                 rows += unavailable(["top1"], {**population.slice, "noise": "in sd"}, reason)
         return rows
 
+    def _given(self, cases: Sequence[Case]) -> list[Population]:
+        """The clients whose vectors are given; none where there are fewer than two."""
+        given = [found for found in populations_of(cases) if found.question == "given" and len(found.second) > 1]
+        return [population.asked(self.asked) for population in given]
+
     def _under_noise(self, cases: Sequence[Case], rng: torch.Generator) -> list[Answer]:
         """Rank the plain numbers at each level of noise, and report the unit of `noise_in_sds`."""
         answers: list[Answer] = []
-        for population in _given(cases):
+        for population in self._given(cases):
             levels = noise_levels(self.noise, self.noise_in_sds, spread=spread_of(population))
             answers += link_under_noise(population, levels, shrink=self.shrink, rng=rng)
         for population in populations_of(cases):
@@ -145,11 +152,6 @@ class Linkage:
         if knowledge.vectors_alone:
             return planted_vectors(knowledge, [*self.noise, *self.noise_in_sds], rng)
         return planted_pairs(knowledge, rng)
-
-
-def _given(cases: Sequence[Case]) -> list[Population]:
-    """The clients whose vectors are given; none where there are fewer than two."""
-    return [found for found in populations_of(cases) if found.question == "given" and len(found.second) > 1]
 
 
 def _rank_partners(cases: Sequence[Case], knowledge: Knowledge, ring: torch.Generator | None) -> list[Ranking]:

@@ -1,14 +1,14 @@
 """Populations of clients that linkage may confuse with each other, and the rankings of their second releases."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from fdgsec.attacks.linkage.noise_linkage import add_noise
 from fdgsec.federation.artifacts import Artifact, ImageStyles, released_numbers
-from fdgsec.runtime.random_streams import child
+from fdgsec.runtime.random_streams import child, stream
 from fdgsec.threats.answers import Ranking
 from fdgsec.threats.attack import Case
 
@@ -37,8 +37,16 @@ class Population:
     @property
     def unchanged(self) -> bool:
         """Whether every first release has its equal among the second ones."""
-        numbers = self.plain()
-        return not bool(euclidean_distances(numbers, self.first, self.second).amin(1).any())
+        numbers = {number: (value + 0.0).numpy().tobytes() for number, value in self.plain().items()}  # no zero signed
+        return {numbers[number] for number in self.first} <= {numbers[number] for number in self.second}
+
+    def asked(self, most: int) -> "Population":
+        """The population of whose first releases `most` are asked about, drawn at random, among all second ones."""
+        if len(self.first) <= most:
+            return self
+        order = torch.randperm(len(self.first), generator=stream(0, "attack", "linkage", "asked"))
+        drawn = [self.first[place] for place in sorted(order[:most].tolist())]
+        return replace(self, first=drawn, data={**self.data, "asked": f"{most:,} of {len(self.first):,}"})
 
     def plain(
         self, *, noise: float = 0.0, shrink: float = 0.0, rng: torch.Generator | None = None

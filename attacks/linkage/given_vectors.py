@@ -82,7 +82,9 @@ def spread_of(population: Population) -> float:
 
 def _named(population: Population) -> Population:
     """The population, whose rows say whether both releases are the same."""
-    return replace(population, data={"data": "the same" if population.unchanged else "another release"})
+    return replace(
+        population, data={**population.data, "data": "the same" if population.unchanged else "another release"}
+    )
 
 
 def _standardized(numbers: Mapping[int, Tensor], of: Tensor) -> Mapping[int, Tensor]:

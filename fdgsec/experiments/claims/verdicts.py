@@ -216,9 +216,7 @@ def finding(
     )
 
 
-def _without_rows(
-    found: Iterable[Population], criteria: Sequence[Criterion], domains: Sequence[str]
-) -> Sequence[str]:
+def _without_rows(found: Iterable[Population], criteria: Sequence[Criterion], domains: Sequence[str]) -> Sequence[str]:
     """Those of `domains` that none of the populations is, where populations are domains."""
     seen = {value for where in found for key, value in where if key == "domain"}
     left_out = {criterion.without.get("domain") for criterion in criteria}

@@ -209,3 +209,19 @@ def test_truths_of_second_releases_are_nobodys():
     _, truths = pairs(client_vectors(3, 4), client_vectors(3, 4))
 
     assert truths[3:] == [Truth()] * 3
+
+
+def test_of_many_clients_some_are_asked_about_each_among_all_of_them():
+    vectors = client_vectors(60, 16)
+    rows = measured(vectors, attack=replace(SWEEP, asked=20))
+    loud, quiet = (hits(rows, noise=level, noise_on="first", distance="plain") for level in ("100 sd", "1 sd"))
+    everybody = hits(measured(vectors), noise="1 sd", noise_on="first", distance="plain")
+
+    assert {row.slice["asked"] for row in (loud, quiet)} == {"20 of 60"}
+    assert (quiet.n, quiet.chance) == (20, 1 / 60)
+    assert quiet.value is not None
+    assert everybody.value is not None
+    assert abs(quiet.value - everybody.value) < 0.35  # the standard error of 20 hits is .1 or less
+    assert loud.value is not None
+    assert loud.value < 0.3
+    assert "asked" not in everybody.slice
