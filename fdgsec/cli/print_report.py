@@ -94,9 +94,11 @@ def _controls(results: Sequence[AttackResult]) -> str:
     for result in results:
         for kind, controls in result.controls.items():
             found.setdefault(kind.replace("-", " "), []).extend(one.passed for one in controls)
+    variants = [one.passed for result in results for one in result.variants]
     failed = [result.name for result in results if any(not c.passed for each in result.controls.values() for c in each)]
     passed = ", ".join(f"{kind} controls {sum(each)}/{len(each)} passed" for kind, each in found.items() if each)
-    return (passed or "no controls were run") + (f"; FAILED for {listed(failed)}" if failed else "")
+    single = f"; single variants' controls {sum(variants)}/{len(variants)} passed" if variants else ""
+    return (passed or "no controls were run") + (f"; FAILED for {listed(failed)}" if failed else "") + single
 
 
 def _print_context(terminal: Console, report: AttackReport, found: Findings) -> None:

@@ -192,15 +192,19 @@ class Measurement:
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """The threshold of a positive control: `at_least` in every row of the measurement whose slice matches `where`."""
+    """The threshold of a positive control: `at_least` in every row of the measurement whose slice matches `where`, and
+    has no entry of `without`."""
 
     measurement: str
     at_least: float
     where: Slice = field(default_factory=dict)
+    without: Slice = field(default_factory=dict)
 
     def fits(self, row: Measurement) -> bool:
         """Tell whether the threshold applies to a row."""
-        return row.name == self.measurement and all(row.slice.get(key) == said for key, said in self.where.items())
+        fits = all(row.slice.get(key) == said for key, said in self.where.items())
+        left_out = any(row.slice.get(key) == said for key, said in self.without.items())
+        return row.name == self.measurement and fits and not left_out
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         ReadsModels,
         TargetFacts,
         Truth,
+        VariantControl,
     )
     from fdgsec.threats.judging.controls import negative_controls, positive_control
     from fdgsec.threats.judging.judge import Judge
@@ -49,5 +50,6 @@ __all__ = [
     "Harm", "Harmed", "Incomplete", "InferredSize", "Judge", "Knowledge", "Labels", "Membership", "NullRow",
     "Outcome", "Palettes", "PlantedStatistics", "PositiveControl", "Prediction", "Presence", "Proportions",
     "Question", "QuestionKind", "Ranking", "ReadsModels", "Reconstructions", "Recovered", "Rule", "TargetFacts",
-    "Truth", "View", "each", "negative_controls", "planted_images", "planted_moments", "positive_control", "upload",
+    "Truth", "VariantControl", "View", "each", "negative_controls", "planted_images", "planted_moments",
+    "positive_control", "upload",
 ]  # fmt: skip

@@ -4,7 +4,7 @@ An attack gets cases (a view of a transcript and the question about it) and know
 from the challenger to the judge and never through here."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
@@ -155,8 +155,9 @@ class Truth:
 class PositiveControl:
     """A positive control: cases with planted information, their truth, and the value that the attack must reach.
 
-    `measurement` must be at least `at_least` in every row, and the goals of `also` must be reached too. `attack`
-    answers in place of the attack itself: the same without options under which less is to be expected (fewer images).
+    `measurement` must be at least `at_least` in every row that has no slice entry of `without`, and the goals of `also`
+    must be reached too. `attack` answers in place of the attack itself: the same without options under which less is to
+    be expected (fewer images).
     """
 
     cases: Sequence[Case]
@@ -164,12 +165,45 @@ class PositiveControl:
     knowledge: Knowledge
     measurement: str
     at_least: float
+    without: Mapping[str, str | int] = field(default_factory=dict)
     also: Sequence[Goal] = ()
     attack: "Attack | None" = None
 
     def answers(self, attack: "Attack", rng: torch.Generator) -> "Answers":
         """Answer the planted cases as `attack` does."""
         return (self.attack or attack).run(self.cases, self.knowledge, rng)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VariantControl:
+    """A positive control of each variant of an attack for some of its rows, which alone depend on it.
+
+    An attack that works may have variants that cannot show one thing: their rows about it are then no evidence, while
+    all others stand. `variants` are values of the slice entry `key` ({"loss": "mse"}). On the planted cases each must
+    reach the `goal`; where one does not, its rows of the `measurements` that have the slice `goal.where` are no
+    evidence, for the reason `failed`. Without cases no variant passes, and `lacking` says why there are none.
+    `attack` answers."""
+
+    goal: Goal
+    key: str
+    variants: Sequence[str]
+    measurements: frozenset[str]
+    failed: str
+    attack: "Attack"
+    knowledge: Knowledge
+    cases: Sequence[Case] = ()
+    truths: Sequence[Truth] = ()
+    lacking: str = ""
+
+    def speaks_for(self, row: Measurement) -> bool:
+        """Whether a row is no evidence unless its variant passes."""
+        about = replace(self.goal, measurement=row.name).fits(row)
+        return about and row.name in self.measurements and row.slice.get(self.key) in self.variants
+
+    def answers(self, rng: torch.Generator) -> "Answers":
+        """Answers to the planted cases, of those kinds alone that the goal is about."""
+        found = self.attack.run(self.cases, self.knowledge, rng) if self.cases else ()
+        return [answer for answer in found if self.goal.where.items() <= dict(answer.slice).items()]
 
 
 Answers = Sequence[Answer]
@@ -262,6 +296,15 @@ class SharesTraining(Protocol):
         self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator, control_rng: torch.Generator
     ) -> tuple[Answers, Answers]:
         """Answer as `run` does by `rng`, and as `negative_control` does by `control_rng`."""
+        ...
+
+
+@runtime_checkable
+class ControlsVariants(Protocol):
+    """An attack with variants of which some may be unable to show what others show: it says by which control."""
+
+    def variant_control(self, knowledge: Knowledge, rng: torch.Generator) -> VariantControl | None:
+        """Plant what only some variants may show; None where nobody can measure it, so that there are no such rows."""
         ...
 
 

@@ -119,6 +119,7 @@ def _outcome(document: Mapping[str, Any]) -> Outcome:
     result = AttackResult(**{
         **found, "figures": figures, "measurements": [Measurement(**row) for row in found["measurements"]],
         "positive": [_control(each) for each in found["positive"]],
+        "variants": [_control(each) for each in found["variants"]],
     })  # fmt: skip
     return Outcome(result=result, nulls=[NullRow(**row) for row in document["nulls"]])
 

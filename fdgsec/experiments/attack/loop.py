@@ -15,7 +15,7 @@ from fdgsec.experiments.run_config import RunConfig, build, load_preset
 from fdgsec.experiments.simulated_runs.simulator import Cases
 from fdgsec.federation.artifacts import InterpolationStyle
 from fdgsec.federation.malicious_client_protocol import Forges
-from fdgsec.metrics.measurement import Measurement
+from fdgsec.metrics.measurement import Control, Measurement
 from fdgsec.runtime.errors import CannotRunError, FdgsecError, UnseenError, UsageError
 from fdgsec.runtime.interruption import telling
 from fdgsec.runtime.progress import Progressive
@@ -28,13 +28,19 @@ from fdgsec.threats.attack import (
     Answers,
     Attack,
     Case,
+    ControlsVariants,
     Incomplete,
     Question,
     ReadsVectors,
     SharesTraining,
     Truth,
 )
-from fdgsec.threats.judging.controls import negative_controls, positive_control
+from fdgsec.threats.judging.controls import (
+    negative_controls,
+    positive_control,
+    variant_controls,
+    without_evidence,
+)
 from fdgsec.threats.judging.groups import unavailable
 
 UPLOADED = frozenset({"StyleStatistics", "StyleDistribution", "ImageStyles", "Amplitudes"})
@@ -328,7 +334,7 @@ def _describe(question: Question) -> str:
 
 
 def _evaluate(attack: Attack, setting: AttackSetting, answered: _AnsweredQuestions, *, started: float) -> Outcome:
-    """Run the attack, measure its answers, draw figures and run both controls, each with its own random stream."""
+    """Run the attack, measure its answers, draw figures and run its controls, each with its own random stream."""
     cases, truths, judge, seed = answered.cases, answered.truths, setting.judge, setting.seed
     knowledge = setting.knowledge
     if all(case.question == "given" for case in cases):  # read alone, and so are their controls
@@ -358,15 +364,33 @@ def _evaluate(attack: Attack, setting: AttackSetting, answered: _AnsweredQuestio
     if failed := sum(not one.passed for one in positive):
         reason = f"{failed} of the attack's {len(positive)} positive controls failed"
         measurements = [replace(row, unread=row.unread or reason) for row in measurements]
+    measurements, variants = _with_variant_controls(attack, setting, undefended, measurements)
     result = AttackResult(
         name=attack.name, adversary=_adversary_document(setting.adversary), status="done",
-        seconds=time.monotonic() - started, figures=figures, positive=positive,
+        seconds=time.monotonic() - started, figures=figures, positive=positive, variants=variants,
         measurements=[
             *measurements, *_unavailable_rows(control.measurement, NOT_ANSWERED, answered.gaps),
             *_unavailable_rows(control.measurement, TOO_LARGE, answered.too_large),
         ],
     )  # fmt: skip
     return Outcome(result=result, nulls=nulls, answers=answers, cases=cases)
+
+
+def _with_variant_controls(
+    attack: Attack, setting: AttackSetting, knowledge: Knowledge, rows: Sequence[Measurement]
+) -> tuple[list[Measurement], list[Control]]:
+    """The rows, those unread whose variant fails its control, and the controls; none is run that speaks for no row."""
+    if not isinstance(attack, ControlsVariants):
+        return [*rows], []
+    seed = setting.seed
+    control = attack.variant_control(knowledge, stream(seed, "attack", attack.name, "plant", "variants"))
+    measured = () if control is None else [row.slice[control.key] for row in rows if control.speaks_for(row)]
+    if control is None or not measured:
+        return [*rows], []
+    control = replace(control, variants=[name for name in control.variants if name in measured])
+    answers = control.answers(stream(seed, "attack", attack.name, "planted", "variants"))
+    found = variant_controls(control, answers, setting.judge, stream(seed, "world", "planted variants", attack.name))
+    return without_evidence(rows, control, found), [one for each in found.values() for one in each]
 
 
 def _answers(

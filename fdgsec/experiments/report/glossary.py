@@ -96,6 +96,8 @@ WORDS: Mapping[str, str] = {
     "not applicable": "The attack reads nothing that was sent, or nothing that this adversary sees or knows.",
     "could not run": "The attack applies, but lacks images, models or runs that it asks for: it says nothing.",
     "positive control": "Planted information that the attack must find.",
+    "control of a single variant": "A positive control that speaks for one way to draw pictures: where it failed, only "
+    "this variant's rows about what was planted are no evidence.",
     "negative control": "Exchanged messages, in which the attack must find nothing.",
     "B0": "Control of a reconstruction: the mean image of the adversary's prior.",
     "B2": "Control of a reconstruction: the adversary's image whose style is nearest.",

@@ -129,7 +129,7 @@ def _attack(result: AttackResult) -> Mapping[str, object]:
         shown = [found.row, *(row for row in result.measurements if found.alike_to(row) and row is not found.row)]
     controls = [
         (kind, c.measurement.name, described(c.measurement), _value(c.measurement), c.expected, _passed(c))
-        for kind, each in result.controls.items() for c in each
+        for kind, each in [*result.controls.items(), ("single variant", result.variants)] for c in each
     ]  # fmt: skip
     return {
         "name": result.name, "verdict": "no measurement that is judged" if found is None else found.verdict,
@@ -201,7 +201,9 @@ def _controls(results: Sequence[AttackResult]) -> str:
     every = [control for result in results for each in result.controls.values() for control in each]
     failed = [result.name for result in results if any(not c.passed for each in result.controls.values() for c in each)]
     passed = f"{sum(control.passed for control in every)} of {len(every)} passed"
-    return passed + (f"; failed: {listed(failed)}" if failed else "")
+    variants = [control.passed for result in results for control in result.variants]
+    single = f"; of single variants {sum(variants)} of {len(variants)} passed" if variants else ""
+    return passed + (f"; failed: {listed(failed)}" if failed else "") + single
 
 
 def _whole(number: object) -> int:

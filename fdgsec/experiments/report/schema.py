@@ -40,7 +40,9 @@ TOO_LARGE = "too large"
 class AttackResult:
     """One attack by one adversary: its measurements and controls, or the reason why it did not run.
 
-    `target` is the control through the target; None where target and attack are fdgsec's own (docs/attacks.md)."""
+    `target` is the control through the target; None where target and attack are fdgsec's own (docs/attacks.md).
+    `variants` are positive controls of single variants: where one failed, that variant's rows say so themselves
+    (`Measurement.unread`), and nothing else is put in doubt."""
 
     name: str
     adversary: Mapping[str, object]
@@ -51,11 +53,12 @@ class AttackResult:
     positive: Sequence[Control] = ()
     negative: Sequence[Control] = ()
     target: Control | None = None
+    variants: Sequence[Control] = ()
     measurements: Sequence[Measurement] = ()
 
     @property
     def controls(self) -> Mapping[str, Sequence[Control]]:
-        """The controls by kind."""
+        """The controls that speak for every row of the attack, by kind."""
         through = {} if self.target is None else {"through-the-target": [self.target]}
         return {"positive": self.positive, "negative": self.negative, **through}
 
@@ -92,6 +95,7 @@ class AttackResult:
                 for f in self.figures
             ],
             "controls": {kind: [control.document() for control in found] for kind, found in self.controls.items()},
+            "variant_controls": [control.document() for control in self.variants],
             "measurements": [measurement.document() for measurement in self.measurements],
         }
 

@@ -132,6 +132,7 @@ def _result(attack: Mapping[str, Any]) -> AttackResult:
         seconds=attack["seconds"], figures=[Figure(**figure) for figure in attack["figures"]],
         positive=controls.get("positive", ()), negative=controls.get("negative", ()),
         target=through[0] if through else None,
+        variants=[_control(one) for one in attack.get("variant_controls", ())],
         measurements=[_measurement(row) for row in attack["measurements"]],
     )  # fmt: skip
 

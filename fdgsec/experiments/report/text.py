@@ -42,9 +42,10 @@ HEADLINES = (
 
 def controls_of(result: AttackResult) -> str:
     """The number of passed controls, e.g. "positive controls 1/1 passed, negative controls 9/9 passed"."""
+    single = {"single variants'": result.variants} if result.variants else {}
     return ", ".join(
         f"{kind} controls {sum(one.passed for one in found)}/{len(found)} passed"
-        for kind, found in result.controls.items()
+        for kind, found in {**result.controls, **single}.items()
     )
 
 

@@ -1,15 +1,15 @@
 """Judge controls: on exchanged artifacts the attack must find nothing, and planted information must be found.
 
 If the positive control of an attack fails, its failure on the target proves nothing; if the negative control fails,
-neither does its success."""
+neither does its success. A control of one variant speaks for that variant's rows alone."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
 from fdgsec.metrics.measurement import Control, Goal, Measurement
-from fdgsec.threats.attack import Answers, PositiveControl
+from fdgsec.threats.attack import Answers, PositiveControl, VariantControl
 from fdgsec.threats.judging.judge import Judge
 from fdgsec.threats.judging.permutation_tests import NullRow
 
@@ -50,14 +50,45 @@ def positive_control(
     rows = replace(judge, reconstructions_as_sets=False).measure(
         answers, planted_control.cases, planted_control.truths, rng
     )
-    goals = [Goal(measurement=planted_control.measurement, at_least=planted_control.at_least), *planted_control.also]
+    goal = Goal(
+        measurement=planted_control.measurement, at_least=planted_control.at_least, without=planted_control.without
+    )
+    goals = [goal, *planted_control.also]
     return [control for goal in goals for control in _controls_of_goal(goal, rows)]
 
 
-def _controls_of_goal(goal: Goal, rows: Sequence[Measurement]) -> list[Control]:
+def variant_controls(
+    control: VariantControl, answers: Answers, judge: Judge, rng: torch.Generator
+) -> Mapping[str, list[Control]]:
+    """Measure `answers` to the planted cases, and hold every variant to the goal: its controls, by variant.
+
+    A variant without a row fails, as does every one where there are no cases."""
+    rows = judge.measure(answers, control.cases, control.truths, rng) if control.cases else []
+    return {
+        variant: _controls_of_goal(
+            replace(control.goal, where={**control.goal.where, control.key: variant}), rows, lacking=control.lacking
+        )
+        for variant in control.variants
+    }  # fmt: skip
+
+
+def without_evidence(
+    rows: Sequence[Measurement], control: VariantControl, controls: Mapping[str, Sequence[Control]]
+) -> list[Measurement]:
+    """The rows, of which those that `control` speaks for are unread where their variant has not passed."""
+    passed = {variant for variant, found in controls.items() if found and all(one.passed for one in found)}
+    reason = control.lacking or control.failed
+    return [
+        replace(row, unread=row.unread or reason)
+        if control.speaks_for(row) and row.slice[control.key] not in passed else row
+        for row in rows
+    ]  # fmt: skip
+
+
+def _controls_of_goal(goal: Goal, rows: Sequence[Measurement], *, lacking: str = "") -> list[Control]:
     found = [row for row in rows if goal.fits(row)]
     if not found:
-        reason = f"the attack gave no {goal.measurement} on its positive control"
+        reason = lacking or f"the attack gave no {goal.measurement} on its positive control"
         found = [
             Measurement(
                 name=goal.measurement, value=None, low=None, high=None, chance=None, chance_kind="none", n=0,
