@@ -27,9 +27,17 @@ from typing import ClassVar, Literal
 import torch
 
 from fdgsec.attacks.statistics.defense_noise import ACCOUNTED
-from fdgsec.attacks.style_inversion.control import planted_thumbnails
+from fdgsec.attacks.style_inversion.class_guided import CLASS_GUIDED, unguided
+from fdgsec.attacks.style_inversion.control import planted_classes, planted_thumbnails
 from fdgsec.attacks.style_inversion.inverter import Schedule
-from fdgsec.attacks.style_inversion.inverter_cache import LOSSES, RETRIEVED, Effort, InverterCache, loss_named
+from fdgsec.attacks.style_inversion.inverter_cache import (
+    LOSSES,
+    RETRIEVED,
+    WITHOUT_GENERATOR,
+    Effort,
+    InverterCache,
+    loss_named,
+)
 from fdgsec.attacks.style_inversion.inverter_gan import AdversarialOptions
 from fdgsec.attacks.style_inversion.recognition import PICTURE, no_recognizer
 from fdgsec.attacks.style_inversion.reconstruction_answers import ReconstructedRows, generated, reconstruct_rows, suits
@@ -43,7 +51,7 @@ from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, derangement
 from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.answers import Answer
-from fdgsec.threats.attack import Answers, Case, PositiveControl, Question, TargetFacts
+from fdgsec.threats.attack import Answers, Case, PositiveControl, Question, TargetFacts, VariantControl
 from fdgsec.threats.option_checks import check_at_least
 
 POOLED = frozenset({"StyleStatistics", "StyleDistribution"})
@@ -82,7 +90,7 @@ class StyleInversion:
     accounts_for: ClassVar[frozenset[str]] = ACCOUNTED
     PROFILES: ClassVar[Mapping[str, Profile]] = {
         "quick": Profile(
-            losses=("mse", "perceptual_mini"), baseline=False, per_class=15, records=40, distributions=20,
+            losses=("mse", "perceptual_mini", CLASS_GUIDED), baseline=False, per_class=15, records=40, distributions=20,
             effort=Effort(
                 first=Schedule(steps=120, check=10, patience=2, settled=0.02),
                 further=Schedule(steps=60, check=10, patience=2, settled=0.02),
@@ -103,7 +111,7 @@ class StyleInversion:
 
     profile: Literal["quick", "full"] = "quick"
     losses: tuple[str, ...] = ()
-    """Losses in place of the profile's: mse, perceptual_mini, lpips, mse+lpips, gan, retrieved."""
+    """Losses in place of the profile's: mse, perceptual_mini, lpips, mse+lpips, gan, retrieved, class-guided."""
     auxiliary: tuple[int, ...] = ()
     """Numbers of images with which every prior is trained once more, each on the first of the same random order."""
     draws: int = 0
@@ -204,8 +212,19 @@ class StyleInversion:
         The control has images for one prior, "intra" if it is asked for: every further one would train once more. All
         of them are used, for 50 in place of them (`auxiliary`) could not reach the goal."""
         prior = "intra" if "intra" in self.priors else self.priors[0]
-        control = planted_thumbnails(knowledge, rng, prior=prior)
+        control = planted_thumbnails(knowledge, rng, losses=self._losses(), prior=prior)
         return replace(control, attack=replace(self, auxiliary=())) if self.auxiliary else control
+
+    def variant_control(self, knowledge: Knowledge, rng: torch.Generator) -> VariantControl | None:
+        """Styles that tell the class, by which every loss is held to show it in its pictures; None where classes cannot
+        be recognized.
+
+        The pictures have the size of the reconstructions. There is one prior, as in `positive_control`."""
+        if no_recognizer(knowledge):
+            return None
+        prior = "intra" if "intra" in self.priors else self.priors[0]
+        alone = replace(self, priors=(prior,), auxiliary=(), baseline=False)
+        return planted_classes(knowledge, rng, attack=alone, variants=self._losses(), prior=prior)
 
     def missing(self, cases: Sequence[Case], knowledge: Knowledge) -> list[Measurement]:
         """One unavailable row for everything that is not answered, with the reason.
@@ -214,7 +233,7 @@ class StyleInversion:
         the profile leaves out, and single images behind pooled rows."""
         reasons: dict[tuple[str, str], str] = {}
         for name in self._losses():
-            found = mse if name == RETRIEVED else loss_named(name, self.size, device=torch.device("cpu"))
+            found = mse if name in WITHOUT_GENERATOR else loss_named(name, self.size, device=torch.device("cpu"))
             if isinstance(found, str):
                 reasons["loss", name] = found
         rows = populations(cases, knowledge)
@@ -233,7 +252,7 @@ class StyleInversion:
         return [*given, *unused, *rest]
 
     def _unused_priors(self, cases: Sequence[Case], knowledge: Knowledge) -> list[Measurement]:
-        """Priors without data, with fewer images than were asked for, and such as `retrieved` cannot begin with."""
+        """Priors without data, with fewer images than were asked for, and such as variants cannot begin with."""
         found: dict[str, list[Measurement]] = {}
         for kind in self.priors:
             for domain in dict.fromkeys(case.domain for case in cases):
@@ -250,6 +269,8 @@ class StyleInversion:
                 if RETRIEVED in self._losses() and colorless(images[1]):
                     reason = "pictures begin at real images; this prior's are colorized line drawings"
                     found[where["prior"]].append(_unavailable("psnr_gain", {**where, "loss": RETRIEVED}, reason))
+                if CLASS_GUIDED in self._losses() and (reason := unguided(images[1])):
+                    found[where["prior"]].append(_unavailable("psnr_gain", {**where, "loss": CLASS_GUIDED}, reason))
         return [row for part in found.values() for row in part]
 
     def _unretrieved(self, rows: Sequence[Rows]) -> list[Measurement]:
@@ -326,8 +347,7 @@ class StyleInversion:
             answers += drawn.residuals({**where, "loss": loss})
             if not rows.pooled:
                 answers += drawn.reconstructions({**where, "loss": loss})
-                compare = sets and number == 0
-                answers += _recognized(drawn, prior, inverter_cache, {**where, "loss": loss}, compare=compare)
+                answers += _recognized(drawn, prior, inverter_cache, loss, where, compare=number == 0, exchanged=sets)
             elif number == 0:
                 answers += drawn.memberships(cases, {**where, "loss": loss})
             if sets and "auxiliary" not in where:
@@ -336,8 +356,8 @@ class StyleInversion:
 
 
 def _recognized(
-    drawn: ReconstructedRows, prior: Prior, inverter_cache: InverterCache, where: Mapping[str, str | int], *,
-    compare: bool,
+    drawn: ReconstructedRows, prior: Prior, inverter_cache: InverterCache, loss: str,
+    where: Mapping[str, str | int], *, compare: bool, exchanged: bool,
 ) -> list[Answer]:  # fmt: skip
     """The classes recognized in reconstructions of images that no released row of the run is of, and comparisons."""
     if drawn.rows.kind != RECOGNIZED:
@@ -345,11 +365,7 @@ def _recognized(
     recognizer = inverter_cache.recognizer(int(drawn.images.shape[-1]))
     if isinstance(recognizer, str):
         return []
-    shared = {key: value for key, value in where.items() if key != "loss"}
-    return [
-        *recognizer.answers(drawn, where),
-        *(recognizer.comparisons(drawn, prior, shared) if compare else []),
-    ]
+    return recognizer.answers(drawn, prior, loss, where, compare=compare, exchanged=exchanged)
 
 
 def _sets(drawn: ReconstructedRows, loss: str, where: Mapping[str, str | int], *, exchanged: bool) -> list[Answer]:

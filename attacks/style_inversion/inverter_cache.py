@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from fdgsec.attacks.style_inversion.class_guided import CLASS_GUIDED, ClassGuidedInverter, class_guided
 from fdgsec.attacks.style_inversion.inverter import Inverter, Loss, Schedule, TrainedInverter, fit_generator
 from fdgsec.attacks.style_inversion.inverter_gan import (
     AdversarialOptions,
@@ -33,7 +34,9 @@ MOST_AT_ONCE = 4
 """Trainings, or optimizations, that run side by side on a processor, at most."""
 GAN = "gan"
 RETRIEVED = "retrieved"
-LOSSES = ("mse", "perceptual_mini", "lpips", "mse+lpips", GAN, RETRIEVED)
+LOSSES = ("mse", "perceptual_mini", "lpips", "mse+lpips", GAN, RETRIEVED, CLASS_GUIDED)
+WITHOUT_GENERATOR = frozenset({RETRIEVED, CLASS_GUIDED})
+"""Variants that begin at public images, and train no generator by a loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +69,7 @@ class InverterCache:
     measures: dict[tuple[str, int], Loss | str] = field(default_factory=dict)
     inverters: dict[tuple[str, str], TrainedInverter] = field(default_factory=dict)
     retrievals: dict[str, RetrievalInverter] = field(default_factory=dict)
+    guided: dict[str, ClassGuidedInverter | None] = field(default_factory=dict)
     baselines: dict[str, BaselineGenerator] = field(default_factory=dict)
     recognizers: dict[int, Recognizer | str] = field(default_factory=dict)
 
@@ -97,6 +101,8 @@ class InverterCache:
         for prior in different:  # what they share is made before threads need it
             for loss in self.losses:
                 self._measure(prior, loss)
+            if CLASS_GUIDED in self.losses:  # fitted classes are kept by the process, and set its number of threads
+                self.inverter(prior, CLASS_GUIDED)
         most = MOST_AT_ONCE if self.device.type == "cpu" and self._reentrant() else 1
         steps = tracked(different, "style inversion: priors")
         for _ in zip(steps, side_by_side(self._trained, different, most=most), strict=True):
@@ -118,14 +124,18 @@ class InverterCache:
     def _measure(self, prior: Prior, loss: str) -> Loss | str:
         """The loss for pictures of the prior's size, or why it is unavailable."""
         size = int(prior.training.images.shape[-1])
-        if loss != RETRIEVED and (loss, size) not in self.measures:
+        if loss not in WITHOUT_GENERATOR and (loss, size) not in self.measures:
             self.measures[loss, size] = loss_named(loss, size, device=self.device)
         return self.measures.get((loss, size), "")
 
     def inverter(self, prior: Prior, loss: str) -> TrainedInverter | None:
-        """The inverter of one prior and loss, trained on first use, or None where the loss is unavailable."""
+        """The inverter of one prior and loss, trained on first use, or None where there is none."""
         if loss == RETRIEVED:
             return self._retrieval(prior)
+        if loss == CLASS_GUIDED:
+            if prior.name not in self.guided:
+                self.guided[prior.name] = class_guided(prior)
+            return self.guided[prior.name]
         measure = self._measure(prior, loss)
         if isinstance(measure, str):
             return None

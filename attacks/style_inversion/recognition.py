@@ -100,13 +100,28 @@ class Recognizer:
         """The class of each image of (N, 3, S, S) in [0, 1]."""
         return self.classes.predict(extract_features(self.extractor, images.float()).features)
 
-    def answers(self, drawn: ReconstructedRows, where: Mapping[str, str | int]) -> list[Answer]:
-        """The class of each row as recognized in its reconstruction."""
-        return self._labels(drawn, {PICTURE: self(drawn.images)}, where)
+    def answers(
+        self, drawn: ReconstructedRows, prior: Prior, loss: str, where: Mapping[str, str | int], *,
+        compare: bool, exchanged: bool,
+    ) -> list[Answer]:  # fmt: skip
+        """The class of each row as recognized in its reconstruction, and in that of another row where `exchanged`.
 
-    def comparisons(self, drawn: ReconstructedRows, prior: Prior, where: Mapping[str, str | int]) -> list[Answer]:
-        """The classes without a reconstruction of the row: from its style, in B2 and in B3."""
-        found = {NEAREST: self(drawn.controls["B2"]), EXCHANGED: self(drawn.controls["B3"])}
+        With `compare`, those that are told without a reconstruction stand beside them, and the exchanged ones with them
+        (without `loss` in their slices); else the exchanged ones have the `loss`."""
+        seen, own = self(drawn.images), {**where, "loss": loss}
+        answers = self._labels(drawn, {PICTURE: seen}, own)
+        if not exchanged:
+            return answers
+        others = self(drawn.controls["B3"]) if drawn.order is None else seen[drawn.order]
+        if compare:
+            return [*answers, *self._comparisons(drawn, prior, others, where)]
+        return [*answers, *self._labels(drawn, {EXCHANGED: others}, own)]
+
+    def _comparisons(
+        self, drawn: ReconstructedRows, prior: Prior, others: Tensor, where: Mapping[str, str | int]
+    ) -> list[Answer]:
+        """The classes without a reconstruction of the row: from its style, in B2 and in B3 (`others`)."""
+        found = {NEAREST: self(drawn.controls["B2"]), EXCHANGED: others}
         labels = prior.labels[prior.training.groups]
         if trainable(labels):
             style = fit_classes(prior.training.features, labels)
@@ -132,7 +147,7 @@ class Recognizer:
 
 def recognizer_of(knowledge: Knowledge, side: int) -> Recognizer | str:
     """Train a recognizer on all labeled images that the adversary has, drawn at `side` px, or say why there is none."""
-    known = _known(knowledge)
+    known = labeled_images(knowledge)
     if (lacking := no_recognizer(knowledge)) or known is None:
         return lacking
     extractor = extractor_named(LITE)
@@ -148,7 +163,7 @@ def no_recognizer(knowledge: Knowledge) -> str:
         locate(LITE)
     except WeightsUnavailableError as error:
         return str(error)
-    known = _known(knowledge)
+    known = labeled_images(knowledge)
     if known is None or not trainable(known.labels):
         return f"the adversary does not know {LEAST_PER_CLASS} images of each of two classes or more"
     return ""
@@ -166,7 +181,7 @@ def trainable(labels: Tensor) -> bool:
     return len(labels[frequent(labels)].unique()) > 1
 
 
-def _known(knowledge: Knowledge) -> DomainDataset | None:
+def labeled_images(knowledge: Knowledge) -> DomainDataset | None:
     """The labeled images that the adversary has: auxiliary ones, else its own, else those of the unseen domain."""
     sources = (knowledge.auxiliary, knowledge.own, knowledge.unseen)
     return next((images for images in sources if images is not None and len(images)), None)

@@ -23,11 +23,13 @@ Where = Mapping[str, str | int]
 class ReconstructedRows:
     """The reconstructions of all rows of a population, (R, 3, S, S), with the controls B0 to B4 of the same shape.
 
-    `retrieved` has them at full size, where they were matched to the styles."""
+    `order` (R,) says whose reconstruction is every row's B3; None for a single row, which has no other. `retrieved` has
+    them at full size, where they were matched to the styles."""
 
     rows: Rows
     images: Tensor
     controls: Mapping[str, Tensor]
+    order: Tensor | None = None
     retrieved: RetrievedPictures | None = None
 
     def reconstructions(self, where: Where) -> list[Reconstructions]:
@@ -115,7 +117,9 @@ def reconstruct_rows(rows: Rows, prior: Prior, inverter: TrainedInverter, rng: t
         "B3": others,
         "B4": fed_noise[torch.arange(count) % len(noise)],
     }
-    return ReconstructedRows(rows=rows, images=images, controls=controls, retrieved=found)
+    return ReconstructedRows(
+        rows=rows, images=images, controls=controls, order=order if count > 1 else None, retrieved=found
+    )
 
 
 def placed(rows: Rows, prior: Prior) -> Tensor:

@@ -106,10 +106,7 @@ class RetrievalInverter:
     def _drafts(self, near: Tensor, coarse: Tensor) -> Tensor:
         """Drafts (R, k shares, 3, H, W) uint8 of the images `near` (R, k), toward colors `coarse` (R, 3, 16, 16)."""
         pictures = as_float(self.residuals.public.pixels(near.flatten()))
-        size = (int(pictures.shape[2]), int(pictures.shape[3]))
-        own = functional.interpolate(pictures, size=(LINEAR_SIDE, LINEAR_SIDE), mode="area")
-        gap = coarse.repeat_interleave(near.shape[1], 0) - own
-        wide = functional.interpolate(gap, size=size, mode="bilinear", align_corners=False)
+        wide = color_gap(pictures, coarse.repeat_interleave(near.shape[1], 0))
         moved = torch.stack([pictures + share * wide for share in SHARES], 1)
         return as_bytes(moved).reshape(len(near), -1, *moved.shape[2:])
 
@@ -124,6 +121,13 @@ class RetrievalInverter:
             start=flat,
         )  # fmt: skip
         return as_bytes(found.images[:, 0]).reshape(*starts.shape[:2], 3, side, side)
+
+
+def color_gap(pictures: Tensor, coarse: Tensor) -> Tensor:
+    """What `pictures` (N, 3, H, W) lack of the `coarse` colors (N, 3, 16, 16), smoothly enlarged to their size."""
+    own = functional.interpolate(pictures, size=(LINEAR_SIDE, LINEAR_SIDE), mode="area")
+    size = (int(pictures.shape[2]), int(pictures.shape[3]))
+    return functional.interpolate(coarse - own, size=size, mode="bilinear", align_corners=False)
 
 
 def retrieval_of(

@@ -50,6 +50,7 @@ VALUES: Mapping[str, str] = {
     "mse+lpips": "Mean squared error and LPIPS together.",
     "gan": "A generator trained against a discriminator.",
     "retrieved": "No generator: pictures that are refined from the public images with the nearest styles.",
+    "class-guided": "No generator: a public picture of the class that the style is taken to tell, in predicted colors.",
     "style": "A picture is optimized until it has the style.",
     "whitened": "Distance after whitening by public images, so that every direction counts the same.",
     "class directions": "Distance along the directions in which classes differ.",

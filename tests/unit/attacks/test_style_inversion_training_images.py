@@ -117,7 +117,10 @@ def test_each_kind_of_style_is_asked_for_what_can_be_drawn_of_it(
 
 
 def test_what_the_profile_leaves_out_is_said_not_to_have_run():
-    rows = lacking(StyleInversion(), [image_rows(victims(0), "red")], SERVER)
+    rows = [
+        row for row in lacking(StyleInversion(), [image_rows(victims(0), "red")], SERVER)
+        if row.slice.get("loss") != "class-guided"  # this world has one class
+    ]  # fmt: skip
 
     assert {str(value) for row in rows for value in row.slice.values()} == {
         "lpips", "mse+lpips", "gan", "retrieved", "baseline",
