@@ -68,16 +68,16 @@ def _gallery(simulator: Simulator, shown: Sequence[DomainDataset], size: int) ->
 
 
 def as_if_released(simulator: Simulator, question: Question) -> Cases:
-    """One row per image of a domain, one case per domain."""
+    """One row per image of a domain that the adversary does not hold, one case per domain."""
     result: Cases = []
     method = simulator.method.releasing_all()
     if method is None:
         return result
     for domain in simulator.sources:
-        where = simulator.domain_name(domain)
-        images = stratified(
-            simulator.others(domain), question.per_class, simulator.rng("as-if", domain, question.per_class)
-        )
+        where, pool = simulator.domain_name(domain), simulator.unknown(domain)
+        if not len(pool):
+            continue
+        images = stratified(pool, question.per_class, simulator.rng("as-if", domain, question.per_class))
         observed = simulator.exchange([images], name=f"as-if:{domain}:{question.per_class}", method=method)
         shown = shown_images(images, observed.states["client:1"])
         assert shown is not None

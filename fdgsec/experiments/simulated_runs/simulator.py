@@ -220,6 +220,11 @@ class Simulator:
         """Images of a domain that the adversary does not hold as auxiliary ones."""
         return join([self.roles.federation.of_domain(domain), self.roles.held_out.of_domain(domain)])
 
+    def unknown(self, domain: int) -> DomainDataset:
+        """Images of a domain that the adversary does not hold at all: neither auxiliary ones nor a client's own."""
+        pool, known = self.others(domain), self.known_images()
+        return pool.subset(torch.tensor([i for i, name in enumerate(pool.ids) if name not in known], dtype=torch.int64))
+
     def domain_name(self, domain: int) -> str:
         """The name of a domain."""
         return str(self.roles.federation.domain_names[domain])

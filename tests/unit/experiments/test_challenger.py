@@ -55,6 +55,27 @@ def test_candidates_say_nothing_but_their_pixels(roles: Roles, style: str, reque
         assert not any("/" in name for name in case.candidates.ids)
 
 
+def test_a_client_is_not_asked_about_images_that_it_has(roles: Roles):
+    """Asked about its own training images, it showed how well it copies what it holds."""
+    own = roles.federation.of_domain(0)
+
+    def asked(by: Challenger) -> dict[str, torch.Tensor]:
+        cases = by.cases(Question(kind="as_if_released", per_class=3))
+        found = {str(case.slice["domain"]): truth.images for case, truth in cases}
+        return {name: images for name, images in found.items() if images is not None}
+
+    server = challenger_of(roles, "single")
+    mine, theirs = (asked(replace(server, adversary=ADVERSARIES[name], memo={})) for name in ("client", "server"))
+    held = {image.numpy().tobytes() for image in own.pixels()}
+    shown = mine[str(own.domain_names[0])]
+
+    assert len(shown)
+    assert not any(image.numpy().tobytes() in held for image in shown)
+    assert any(image.numpy().tobytes() in held for image in theirs[str(own.domain_names[0])])
+    for name in (str(own.domain_names[1]), str(own.domain_names[2])):
+        torch.testing.assert_close(mine[name], theirs[name], rtol=0, atol=0)
+
+
 def test_the_same_image_keeps_its_name_in_every_question(data: DomainDataset):
     first, again = blinded(data.subset(torch.arange(5))), blinded(data.subset(torch.arange(3, 8)))
 
