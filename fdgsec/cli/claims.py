@@ -20,7 +20,8 @@ Encoders = Annotated[
 Seeds = Annotated[str, typer.Option("--seeds", help="Random seeds, as in 10,11,12: each draws other clients.")]
 Workers = Annotated[int, typer.Option("--workers", min=1, help="Runs made at once; memory permitting.")]
 Register = Annotated[
-    Path | None, typer.Option("--register", help="Only write this file: the ledger's hash, dataset, encoders, seeds.")
+    Path | None,
+    typer.Option("--register", help="Only write this file: the ledger's hash, claims, dataset, encoders, seeds."),
 ]
 RegistrationFile = Annotated[
     Path | None, typer.Option("--registration", help="Run what this file registered, and cite its commit.")
@@ -58,8 +59,8 @@ def command(
         only=tuple(claim or ()), given=given,
     )  # fmt: skip
     if register is not None:
-        if request.only or registration is not None:
-            raise UsageError("a registration is of all claims, and is made or run, not both.")
+        if registration is not None:
+            raise UsageError("a registration is made or run, not both.")
         write_registration(registration_of(request, data_root=data_root), register)
         typer.echo(f"registered in {register}; commit it before you run: fdgsec claims --registration {register}")
         return 0

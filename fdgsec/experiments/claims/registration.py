@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fdgsec.experiments.claims.catalogue import DECIDED_BY, ledger, ledger_sha256
+from fdgsec.experiments.claims.catalogue import DECIDED_BY, ledger_sha256
 from fdgsec.experiments.run_config import build
 from fdgsec.federation.run_folder import code_sha256
 from fdgsec.runtime.cache_files import write_atomic
@@ -49,14 +49,14 @@ class Registration:
         profile: str,
         encoders: tuple[str, ...],
         seeds: tuple[int, ...],
+        claims: tuple[str, ...],
         inputs: Mapping[str, str],
         settings: Mapping[str, Any],
     ) -> "Registration":
-        """The registration of all claims of the present ledger."""
+        """The registration of `claims` of the present ledger."""
         return cls(
             ledger_sha256=ledger_sha256(), code_sha256=code_sha256(), dataset=dataset, profile=profile,
-            encoders=encoders, seeds=seeds, claims=tuple(claim.id for claim in ledger()), inputs=inputs,
-            settings=settings,
+            encoders=encoders, seeds=seeds, claims=claims, inputs=inputs, settings=settings,
         )  # fmt: skip
 
 

@@ -74,8 +74,9 @@ def registered_request(path: Path) -> ClaimsRequest:
     """The request that a registration fixes. Raises UsageError where the ledger has changed since."""
     found = read_registration(path)
     return ClaimsRequest(
-        dataset=found.dataset, profile=found.profile, encoders=found.encoders, seeds=found.seeds, given=found.settings
-    )
+        dataset=found.dataset, profile=found.profile, encoders=found.encoders, seeds=found.seeds, only=found.claims,
+        given=found.settings,
+    )  # fmt: skip
 
 
 def _registered(path: Path, request: ClaimsRequest, *, data_root: Path | None) -> Mapping[str, Any]:
@@ -101,15 +102,16 @@ def _registered(path: Path, request: ClaimsRequest, *, data_root: Path | None) -
 
 
 def _inputs(request: ClaimsRequest, *, data_root: Path | None) -> Mapping[str, str]:
-    """The hashes of what the runs of all claims read."""
-    return registered_inputs(planned_runs(ledger(), request).values(), data_root=data_root)
+    """The hashes of what the runs of the claims read."""
+    return registered_inputs(planned_runs(chosen_claims(request.only), request).values(), data_root=data_root)
 
 
 def registration_of(request: ClaimsRequest, *, data_root: Path | None) -> Registration:
-    """What would be registered for a request about all claims."""
+    """What would be registered for a request. Raises UsageError for an unknown claim."""
     return Registration.now(
         dataset=request.dataset, profile=request.profile, encoders=tuple(request.encoders),
-        seeds=tuple(request.seeds), inputs=_inputs(request, data_root=data_root), settings=dict(request.settings),
+        seeds=tuple(request.seeds), claims=tuple(claim.id for claim in chosen_claims(request.only)),
+        inputs=_inputs(request, data_root=data_root), settings=dict(request.settings),
     )  # fmt: skip
 
 

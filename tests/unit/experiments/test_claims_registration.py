@@ -59,6 +59,19 @@ def test_a_registration_gives_the_same_request_back(registration: Registration, 
     } <= set(found.inputs)
 
 
+@pytest.mark.medium
+def test_a_registration_may_be_of_some_claims_and_runs_no_others(tmp_path: Path):
+    path, some = tmp_path / "some.json", replace(REQUEST, only=("ccst-content", "fedalign-summaries"))
+    write_registration(registration_of(some, data_root=None), path)
+
+    assert read_registration(path).claims == ("ccst-content", "fedalign-summaries")
+    assert registered_request(path).only == ("ccst-content", "fedalign-summaries")
+    with pytest.raises(UsageError, match="registered other claims"):
+        claims(
+            REQUEST, data_root=None, out=tmp_path / "out", fresh=False, progress=NoProgress(), registration=path
+        )  # fmt: skip
+
+
 def test_the_network_that_recognizes_classes_in_pictures_is_registered_and_may_be_missing(
     own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ):
