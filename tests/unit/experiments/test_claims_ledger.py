@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fdgsec.attacks.style_inversion.recognition import EXCHANGED, PICTURE
+from fdgsec.attacks.style_inversion.recognition import EXCHANGED, PICTURE, STYLE
 from fdgsec.experiments.claims.catalogue import Claim, ledger
 from fdgsec.experiments.claims.columns import decides
 from fdgsec.experiments.claims.measured_runs import ClaimsRequest, planned_runs
@@ -116,7 +116,7 @@ def test_a_sentence_about_pictures_is_decided_by_what_is_recognized_in_them_in_d
         assert row.without == {"domain": min(seen_domains)}  # the first of the source domains is the client's own
         assert row.margin is None
     assert [row.over.get("class_from") for row in claim.rows()] == [None, EXCHANGED]
-    assert [note.probe.attack for note in claim.notes()] == ["inter-client"]
+    assert [note.criterion.where["class_from"] for note in claim.notes()] == [STYLE]  # what needs no picture
 
 
 def test_what_an_adversary_is_given_all_images_for_decides_no_sentence_about_the_styles_alone():
