@@ -173,9 +173,7 @@ def test_a_planted_class_is_shown_by_the_variant_that_is_guided_by_it(network: N
     assert found.passed
 
 
-def test_rows_about_the_class_are_unread_of_a_generator_that_ignores_it(
-    network: None, monkeypatch: pytest.MonkeyPatch
-):
+def test_rows_about_the_class_are_unread_of_a_generator_that_ignores_it(network: None, monkeypatch: pytest.MonkeyPatch):
     drawn = InverterCache.inverter
 
     def mean_for_mse(cache: InverterCache, prior: Prior, loss: str):

@@ -62,7 +62,14 @@ def controls_of(control: VariantControl) -> dict[str, list[Control]]:
 
 def row(name: str = "balanced_accuracy", value: float = 0.25, **where: str) -> Measurement:
     return Measurement(
-        name=name, value=value, low=value - 0.02, high=value + 0.02, chance=0.25, chance_kind="exact", n=400, slice=where
+        name=name,
+        value=value,
+        low=value - 0.02,
+        high=value + 0.02,
+        chance=0.25,
+        chance_kind="exact",
+        n=400,
+        slice=where,
     )
 
 
@@ -113,7 +120,9 @@ def test_a_variant_without_an_answer_on_planted_cases_fails():
 def test_without_planted_cases_no_variant_passes_and_the_reason_is_said():
     none = replace(CONTROL, cases=(), truths=(), lacking="too few images")
 
-    assert [one.measurement.unavailable for each in controls_of(none).values() for one in each] == ["too few images"] * 2
+    assert [one.measurement.unavailable for each in controls_of(none).values() for one in each] == [
+        "too few images"
+    ] * 2
     assert unread([row(loss="sharp", **ABOUT)], none) == ["too few images"]
 
 
