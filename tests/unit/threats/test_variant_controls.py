@@ -92,8 +92,8 @@ def test_only_answers_about_the_goal_are_judged():
 
 def test_rows_of_a_variant_that_failed_are_no_evidence_and_all_others_stand():
     said = unread([
-        row(loss="blurred", **ABOUT), row("accuracy", loss="blurred", **ABOUT), row(loss="sharp", **ABOUT),
-        row(loss="blurred", class_from="exchanged picture"), row("psnr_gain", loss="blurred", **ABOUT), row(**ABOUT),
+        row(loss="blurred", class_from="picture"), row("accuracy", loss="blurred", class_from="picture"), row(loss="sharp", class_from="picture"),
+        row(loss="blurred", class_from="exchanged picture"), row("psnr_gain", loss="blurred", class_from="picture"), row(class_from="picture"),
     ])  # fmt: skip
 
     assert said == ["it shows no class", "it shows no class", "", "", "", ""]
@@ -101,7 +101,9 @@ def test_rows_of_a_variant_that_failed_are_no_evidence_and_all_others_stand():
 
 def test_a_quiet_row_of_a_failed_variant_shows_no_protection_and_a_leak_remains_one():
     quiet, loud = without_evidence(
-        [row(loss="blurred", **ABOUT), row(value=0.5, loss="blurred", **ABOUT)], CONTROL, controls_of(CONTROL)
+        [row(loss="blurred", class_from="picture"), row(value=0.5, loss="blurred", class_from="picture")],
+        CONTROL,
+        controls_of(CONTROL),
     )
 
     assert quiet.verdict == "it shows no class: no evidence of protection"
@@ -114,7 +116,10 @@ def test_a_variant_without_an_answer_on_planted_cases_fails():
 
     assert not missing.passed
     assert missing.measurement.slice == {**ABOUT, "loss": "absent"}
-    assert unread([row(loss="absent", **ABOUT), row(loss="sharp", **ABOUT)], third) == ["it shows no class", ""]
+    assert unread([row(loss="absent", class_from="picture"), row(loss="sharp", class_from="picture")], third) == [
+        "it shows no class",
+        "",
+    ]
 
 
 def test_without_planted_cases_no_variant_passes_and_the_reason_is_said():
@@ -123,11 +128,11 @@ def test_without_planted_cases_no_variant_passes_and_the_reason_is_said():
     assert [one.measurement.unavailable for each in controls_of(none).values() for one in each] == [
         "too few images"
     ] * 2
-    assert unread([row(loss="sharp", **ABOUT)], none) == ["too few images"]
+    assert unread([row(loss="sharp", class_from="picture")], none) == ["too few images"]
 
 
 def test_a_row_that_is_unread_already_keeps_its_reason():
-    first = replace(row(loss="blurred", **ABOUT), unread="reads 1 of 2 releases that differ")
+    first = replace(row(loss="blurred", class_from="picture"), unread="reads 1 of 2 releases that differ")
 
     assert unread([first]) == [first.unread]
 
