@@ -185,7 +185,7 @@ def chosen_places(scores: Tensor) -> dict[str, int]:
 
 
 def _grid(prior: str, rows: str, domains: Mapping[str, Mapping[str, list[_Pairs]]]) -> Figure:
-    losses = sorted({loss for by_loss in domains.values() for loss in by_loss})
+    losses = list(dict.fromkeys(loss for by_loss in domains.values() for loss in by_loss))  # the attack's order
     labels = {**CONTROLS, "B3": OTHER_B3.get(rows, CONTROLS["B3"])}
     columns = ["true image", *(f"result\n{loss}" for loss in losses), *labels.values()]
     canvas, axes = _mosaic(len(PLACES) * len(domains), columns)
@@ -204,10 +204,12 @@ def _grid(prior: str, rows: str, domains: Mapping[str, Mapping[str, list[_Pairs]
                 MARGIN - 0.06, HEAD + (line + TALL / 2) * CELL[1], f"{domain}\n{name}", fontsize=8, rotation=90,
                 ha="right", va="center", ma="center",
             )  # fmt: skip
+    led = f" of {losses[0]}" if len(losses) > 1 else ""
     caption = (
-        f"Prior {prior or 'none'}; rows {rows or 'all'}. Best, median and worst of each domain by PSNR, which stands "
-        f"under each picture with the rank of the true image. Of {total} reconstructions, {nearest} are nearest to "
-        f"their own image among those of its domain (guessing: about {len(domains)})."
+        f"Prior {prior or 'none'}; rows {rows or 'all'}. Best, median and worst of each domain by the PSNR{led}. It "
+        f"stands under each picture{', there' if led else ''} with the rank of the true image. Of {total} "
+        f"reconstructions{led}, {nearest} are nearest to their own image among those of its domain (guessing: about "
+        f"{len(domains)})."
     )
     name, title = f"grid-{prior}-{rows}".replace("_", "-"), f"Reconstructions, {prior} prior, {rows} rows"
     return Figure(name=name, title=title, caption=caption, png=in_few_colors(png(canvas)))
