@@ -23,6 +23,8 @@ from fdgsec.threats.answers import Membership, Prediction, Reconstructions
 from fdgsec.threats.attack import Answers, Case, Truth
 from fdgsec.threats.judging.reconstructions import in_matched_order
 
+OF_PUBLIC_IMAGES = ("retrieved", "class-guided")
+"""Variants whose pictures begin at public images."""
 PLACES = ("best", "median", "worst")
 """The reconstructions of each domain that are shown."""
 
@@ -211,6 +213,10 @@ def _grid(prior: str, rows: str, domains: Mapping[str, Mapping[str, list[_Pairs]
         f"reconstructions{led}, {nearest} are nearest to their own image among those of its domain (guessing: about "
         f"{len(domains)})."
     )
+    if made := [loss for loss in losses if loss in OF_PUBLIC_IMAGES]:
+        caption += (
+            f" Pictures of {' and '.join(made)} are public images in other colors: what is sharp is not the client's."
+        )
     name, title = f"grid-{prior}-{rows}".replace("_", "-"), f"Reconstructions, {prior} prior, {rows} rows"
     return Figure(name=name, title=title, caption=caption, png=in_few_colors(png(canvas)))
 

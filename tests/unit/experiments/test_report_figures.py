@@ -57,6 +57,18 @@ def test_a_grid_has_every_prior_once_and_says_how_many_pictures_are_nearest_to_t
     assert Image.open(io.BytesIO(figure.png)).mode == "P"
 
 
+def test_a_caption_says_where_pictures_are_public_images():
+    images = true_images(3)
+    (figure,) = reconstruction_grids(
+        [drawn(0, loss, images.float() / 255) for loss in ("mse", "class-guided")], [case("photo")],
+        [Truth(images=images)],
+    )  # fmt: skip
+    (other,) = reconstruction_grids([drawn(0, "mse", images.float() / 255)], [case("photo")], [Truth(images=images)])
+
+    assert "Pictures of class-guided are public images in other colors" in figure.caption
+    assert "public" not in other.caption
+
+
 def test_a_picture_with_a_palette_is_smaller_and_as_large_in_pixels():
     noise = Image.fromarray(
         torch.randint(0, 255, (64, 64, 3), generator=torch.Generator().manual_seed(0)).to(torch.uint8).numpy()
