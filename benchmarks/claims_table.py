@@ -1,21 +1,19 @@
-"""Writes the table of registered runs of the claims into docs/results.md.
+"""Writes the table of a registered run of the claims into docs/results.md.
 
-python -m benchmarks.claims_table benchmarks/results/claims-registration-3/claims.json \\
-    benchmarks/results/claims-registration-4/claims.json
+python -m benchmarks.claims_table benchmarks/results/claims-registration-3/claims.json --withdrawn ccst-content
 
-A later file takes the place of an earlier one in the claims that it has; Holm's correction is over all of them.
+Of a claim whose verdict is withdrawn no number is given; the others' are those of the run, corrected as they were then.
 
 Numbers are the lowest and the highest over seeds, each in the population that comes nearest to contradicting the claim
 by all of its criteria together, as `fdgsec claims` wrote them."""
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks.written_tables import write_table
-from fdgsec.metrics.significance import holm
 
 WORDS = {
     "auc": "AUC",
@@ -50,28 +48,23 @@ def row(claim: Mapping[str, Any], encoders: list[str]) -> str:
     return "| " + " | ".join([claim["id"], claim["verdict"], number, *cells, shown]) + " |"
 
 
-def joined(documents: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The claims of the first of several `claims.json`, each as the last file that has it, corrected together."""
-    latest = {claim["id"]: claim for document in documents for claim in document["claims"]}
-    tested = {name: claim["p_value"] for name, claim in latest.items() if claim.get("p_value") is not None}
-    corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
-    return [{**claim, "adjusted_p_value": corrected.get(name)} for name, claim in latest.items()]
-
-
-def table(documents: Sequence[Mapping[str, Any]]) -> str:
-    """Write the table of all claims of several `claims.json` with the same encoders."""
-    encoders = list(documents[0]["encoders"])
+def table(document: Mapping[str, Any], withdrawn: Collection[str] = ()) -> str:
+    """Write the table of all claims of a `claims.json`, without the numbers of those whose verdict is `withdrawn`."""
+    encoders = list(document["encoders"])
     head = ["claim", "verdict", "number", f"`{encoders[0]}`, or the method's own", *encoders[1:], "Holm's p"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return "\n".join(lines + [row(claim, encoders) for claim in joined(documents)])
+    empty = {"verdict": "withdrawn", "columns": [], "adjusted_p_value": None}
+    claims = [{**claim, **empty} if claim["id"] in withdrawn else claim for claim in document["claims"]]
+    return "\n".join(lines + [row(claim, encoders) for claim in claims])
 
 
 def main() -> None:
-    """Write the table of the files that the command line names."""
+    """Write the table of the file that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("files", type=Path, nargs="+")
-    found = [json.loads(file.read_text()) for file in parser.parse_args().files]
-    write_table("results.md", "claims", table(found))
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--withdrawn", action="append", default=[], metavar="CLAIM")
+    given = parser.parse_args()
+    write_table("results.md", "claims", table(json.loads(given.file.read_text()), given.withdrawn))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ class Population:
     """Clients that could be confused with each other: the numbers of the `first` and of the `second` cases, and their
     releases.
 
-    `data` is added to the slice of an answer; `single` says that rows are of single images."""
+    `data` is added to the slice of an answer; `single` says that rows are of single images. `everyone` are all first
+    cases where `first` are those that are asked about."""
 
     question: str
     slice: Mapping[str, str | int]
@@ -28,6 +29,7 @@ class Population:
     sent: Mapping[int, Artifact]
     records: int | None
     single: bool
+    everyone: Sequence[int] = ()
 
     @property
     def empty(self) -> bool:
@@ -38,7 +40,8 @@ class Population:
     def unchanged(self) -> bool:
         """Whether every first release has its equal among the second ones."""
         numbers = {number: (value + 0.0).numpy().tobytes() for number, value in self.plain().items()}  # no zero signed
-        return {numbers[number] for number in self.first} <= {numbers[number] for number in self.second}
+        first = self.everyone or self.first
+        return {numbers[number] for number in first} <= {numbers[number] for number in self.second}
 
     def asked(self, most: int) -> "Population":
         """The population of whose first releases `most` are asked about, drawn at random, among all second ones."""
@@ -46,7 +49,8 @@ class Population:
             return self
         order = torch.randperm(len(self.first), generator=stream(0, "attack", "linkage", "asked"))
         drawn = [self.first[place] for place in sorted(order[:most].tolist())]
-        return replace(self, first=drawn, data={**self.data, "asked": f"{most:,} of {len(self.first):,}"})
+        said = {**self.data, "asked": f"{most:,} of {len(self.first):,}"}
+        return replace(self, first=drawn, everyone=self.first, data=said)
 
     def plain(
         self, *, noise: float = 0.0, shrink: float = 0.0, rng: torch.Generator | None = None

@@ -178,10 +178,11 @@ def legend(document: Mapping[str, Any]) -> str:
     return (
         f"Contradicted: with {agree} of {seeds} seeds some population's intervals lie beyond chance and margin, and "
         "p-values of no better than chance hold after Bonferroni over populations, for any dependence between seeds, "
-        f"and Holm over all testable claims. Supported: with {agree} of {seeds} seeds all populations' intervals lie "
-        "on the other side, and all controls passed. Undecided: neither. Each number is that of the weakest criterion "
-        "in the population that speaks most against the claim; intervals are 95%; p is that of no better than chance. "
-        "Alone: the verdict that this encoder and seed would have given. Numbers beyond a claim enter no verdict."
+        f"and Holm over the testable claims of this run. Supported: with {agree} of {seeds} seeds all populations' "
+        "intervals lie on the other side, and all controls passed. Undecided: neither. Each number is that of the "
+        "weakest criterion in the population that speaks most against the claim; intervals are 95%; p is that of no "
+        "better than chance. Alone: the verdict that this encoder and seed would have given. Numbers beyond a claim "
+        "enter no verdict."
     )
 
 

@@ -219,8 +219,8 @@ def finding(
 def _without_rows(found: Iterable[Population], criteria: Sequence[Criterion], domains: Sequence[str]) -> Sequence[str]:
     """Those of `domains` that none of the populations is, where populations are domains."""
     seen = {value for where in found for key, value in where if key == "domain"}
-    left_out = {criterion.without.get("domain") for criterion in criteria}
-    return [name for name in domains if seen and name not in seen | left_out]
+    asked = [name for name in domains if any(criterion.without.get("domain") != name for criterion in criteria)]
+    return [name for name in asked if seen and name not in seen]
 
 
 def _by_population(

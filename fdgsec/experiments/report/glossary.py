@@ -123,7 +123,7 @@ SLICES: Mapping[str, str] = {
     "data": "`the same`: both releases are of the same images.",
     "noise": "Noise that was added to the releases before linking them.",
     "asked": "How many of all clients were asked about, each among all of them.",
-    "matching": "`hungarian`: all clients are linked at once, one to one.",
+    "matching": "`hungarian`: all clients that are asked about are linked at once, one to one.",
     "question": "Whether the image was released, or is the client's.",
     "test": "The statistic of the attack.",
     "auxiliary": "Number of auxiliary images per domain that this weaker adversary has.",

@@ -225,3 +225,15 @@ def test_of_many_clients_some_are_asked_about_each_among_all_of_them():
     assert loud.value is not None
     assert loud.value < 0.3
     assert "asked" not in everybody.slice
+
+
+def test_one_other_release_of_many_is_another_release_whoever_is_asked_about():
+    vectors = client_vectors(60, 16)
+    asked = []
+    for changed in range(60):
+        other = vectors.copy()
+        other[changed] += 1
+        rows = measured(vectors, other, attack=replace(SWEEP, asked=20, noise=(), noise_in_sds=()))
+        asked += [row.slice["data"] for row in rows if row.name == "top1"]
+
+    assert set(asked) == {"another release"}

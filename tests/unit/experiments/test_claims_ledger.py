@@ -116,7 +116,9 @@ def test_a_sentence_about_pictures_is_decided_by_what_is_recognized_in_them_in_d
         assert row.without == {"domain": min(seen_domains)}  # the first of the source domains is the client's own
         assert row.margin is None
     assert [row.over.get("class_from") for row in claim.rows()] == [None, EXCHANGED]
-    assert [note.criterion.where["class_from"] for note in claim.notes()] == [STYLE]  # what needs no picture
+    beyond = [(note.criterion.where["class_from"], note.criterion.where["loss"]) for note in claim.notes()]
+    assert beyond == [(STYLE, ""), (PICTURE, "class-guided")]  # what a classifier of styles says decides no picture
+    assert all(note.criterion.without == {"domain": min(seen_domains)} for note in claim.notes())
 
 
 def test_what_an_adversary_is_given_all_images_for_decides_no_sentence_about_the_styles_alone():
