@@ -340,6 +340,7 @@ def _evaluate(attack: Attack, setting: AttackSetting, answered: _AnsweredQuestio
     if all(case.question == "given" for case in cases):  # read alone, and so are their controls
         knowledge = replace(knowledge, auxiliary=None, unseen=None, own=None, vectors_alone=True)
     answers, null = _answers(attack, setting, cases, knowledge)
+    return_freed_memory()  # what training needed
     ignored = ", ".join(dict.fromkeys(name for name in setting.defenses if name not in accounted_for(attack)))
     unread = partly_read(attack, setting.exchanges, setting.facts.artifact_kinds)
     read = min(len(case.views) for case in cases)
@@ -355,6 +356,7 @@ def _evaluate(attack: Attack, setting: AttackSetting, answered: _AnsweredQuestio
             seconds=time.monotonic() - started, measurements=measurements,
         )  # fmt: skip
         return Outcome(result=result, answers=answers, cases=cases)
+    return_freed_memory()  # what judging needed
     figures = figures_of(answers, cases, truths)
     nulls = judge.null(null, cases, truths, stream(seed, "world", "null", attack.name))
     undefended = replace(knowledge, defended=None)  # the positive control is undefended
