@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from fdgsec.experiments.attack.attack_setting import AttackSetting, Outcome, SimulatedQuestions
+from fdgsec.experiments.attack.controlled_answers import answers_of, with_variant_controls
 from fdgsec.experiments.attack.unread_releases import as_read, partly_read
 from fdgsec.experiments.report.multiplicity import adjusted
 from fdgsec.experiments.report.presentation import figures_of
@@ -15,32 +16,24 @@ from fdgsec.experiments.run_config import RunConfig, build, load_preset
 from fdgsec.experiments.simulated_runs.simulator import Cases
 from fdgsec.federation.artifacts import InterpolationStyle
 from fdgsec.federation.malicious_client_protocol import Forges
-from fdgsec.metrics.measurement import Control, Measurement
+from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.errors import CannotRunError, FdgsecError, UnseenError, UsageError
 from fdgsec.runtime.interruption import telling
 from fdgsec.runtime.progress import Progressive
 from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.registry import names, resolve
 from fdgsec.runtime.worker_processes import return_freed_memory
-from fdgsec.threats.adversary import Adversary, Knowledge
+from fdgsec.threats.adversary import Adversary
 from fdgsec.threats.attack import (
     AccountsForDefenses,
-    Answers,
     Attack,
     Case,
-    ControlsVariants,
     Incomplete,
     Question,
     ReadsVectors,
-    SharesTraining,
     Truth,
 )
-from fdgsec.threats.judging.controls import (
-    negative_controls,
-    positive_control,
-    variant_controls,
-    without_evidence,
-)
+from fdgsec.threats.judging.controls import negative_controls, positive_control
 from fdgsec.threats.judging.groups import unavailable
 
 UPLOADED = frozenset({"StyleStatistics", "StyleDistribution", "ImageStyles", "Amplitudes"})
@@ -339,7 +332,7 @@ def _evaluate(attack: Attack, setting: AttackSetting, answered: _AnsweredQuestio
     knowledge = setting.knowledge
     if all(case.question == "given" for case in cases):  # read alone, and so are their controls
         knowledge = replace(knowledge, auxiliary=None, unseen=None, own=None, vectors_alone=True)
-    answers, null = _answers(attack, setting, cases, knowledge)
+    answers, null = answers_of(attack, setting, cases, knowledge)
     return_freed_memory()  # what training needed
     ignored = ", ".join(dict.fromkeys(name for name in setting.defenses if name not in accounted_for(attack)))
     unread = partly_read(attack, setting.exchanges, setting.facts.artifact_kinds)
@@ -366,7 +359,7 @@ def _evaluate(attack: Attack, setting: AttackSetting, answered: _AnsweredQuestio
     if failed := sum(not one.passed for one in positive):
         reason = f"{failed} of the attack's {len(positive)} positive controls failed"
         measurements = [replace(row, unread=row.unread or reason) for row in measurements]
-    measurements, variants = _with_variant_controls(attack, setting, undefended, measurements)
+    measurements, variants = with_variant_controls(attack, setting, undefended, measurements)
     result = AttackResult(
         name=attack.name, adversary=_adversary_document(setting.adversary), status="done",
         seconds=time.monotonic() - started, figures=figures, positive=positive, variants=variants,
@@ -376,36 +369,6 @@ def _evaluate(attack: Attack, setting: AttackSetting, answered: _AnsweredQuestio
         ],
     )  # fmt: skip
     return Outcome(result=result, nulls=nulls, answers=answers, cases=cases)
-
-
-def _with_variant_controls(
-    attack: Attack, setting: AttackSetting, knowledge: Knowledge, rows: Sequence[Measurement]
-) -> tuple[list[Measurement], list[Control]]:
-    """The rows, those unread whose variant fails its control, and the controls; none is run that speaks for no row."""
-    if not isinstance(attack, ControlsVariants):
-        return [*rows], []
-    seed = setting.seed
-    control = attack.variant_control(knowledge, stream(seed, "attack", attack.name, "plant", "variants"))
-    measured = () if control is None else [row.slice[control.key] for row in rows if control.speaks_for(row)]
-    if control is None or not measured:
-        return [*rows], []
-    control = replace(control, variants=[name for name in control.variants if name in measured])
-    answers = control.answers(stream(seed, "attack", attack.name, "planted", "variants"))
-    found = variant_controls(control, answers, setting.judge, stream(seed, "world", "planted variants", attack.name))
-    return without_evidence(rows, control, found), [one for each in found.values() for one in each]
-
-
-def _answers(
-    attack: Attack, setting: AttackSetting, cases: Sequence[Case], knowledge: Knowledge
-) -> tuple[Answers, Answers]:
-    """The attack's answers, and those of its negative control, if controls are run."""
-    rng = stream(setting.seed, "attack", attack.name)
-    if not setting.controls:
-        return attack.run(cases, knowledge, rng), ()
-    shuffled = stream(setting.seed, "attack", attack.name, "shuffled")
-    if isinstance(attack, SharesTraining):
-        return attack.run_with_control(cases, knowledge, rng, shuffled)
-    return attack.run(cases, knowledge, rng), attack.negative_control(cases, knowledge, shuffled)
 
 
 def _unavailable_rows(measurement: str, kind: str, gaps: Mapping[str, str]) -> list[Measurement]:

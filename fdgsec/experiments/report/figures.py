@@ -215,7 +215,7 @@ def _grid(prior: str, rows: str, domains: Mapping[str, Mapping[str, list[_Pairs]
     )
     if made := [loss for loss in losses if loss in OF_PUBLIC_IMAGES]:
         caption += (
-            f" Pictures of {' and '.join(made)} are public images in other colors: what is sharp is not the client's."
+            f" Pictures of {' and '.join(made)} begin at public images: what is sharp in them is not the client's."
         )
     name, title = f"grid-{prior}-{rows}".replace("_", "-"), f"Reconstructions, {prior} prior, {rows} rows"
     return Figure(name=name, title=title, caption=caption, png=in_few_colors(png(canvas)))

@@ -65,7 +65,7 @@ def test_a_caption_says_where_pictures_are_public_images():
     )  # fmt: skip
     (other,) = reconstruction_grids([drawn(0, "mse", images.float() / 255)], [case("photo")], [Truth(images=images)])
 
-    assert "Pictures of class-guided are public images in other colors" in figure.caption
+    assert "Pictures of class-guided begin at public images" in figure.caption
     assert "public" not in other.caption
 
 
