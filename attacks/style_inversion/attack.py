@@ -253,24 +253,24 @@ class StyleInversion:
 
     def _unused_priors(self, cases: Sequence[Case], knowledge: Knowledge) -> list[Measurement]:
         """Priors without data, with fewer images than were asked for, and such as variants cannot begin with."""
-        found: dict[str, list[Measurement]] = {}
+        found: dict[tuple[str, str | None], list[Measurement]] = {}
         for kind in self.priors:
             for domain in dict.fromkeys(case.domain for case in cases):
                 images = prior_images(kind, domain, knowledge)
-                where = {"prior": kind if domain is None else f"{kind} of {domain}"}
+                where = {"prior": kind} if domain is None else {"prior": kind, "domain": domain}
                 if isinstance(images, str):
-                    found[where["prior"]] = [_unavailable("psnr_gain", where, images)]
+                    found[kind, domain] = [_unavailable("psnr_gain", where, images)]
                     continue
                 few = [number for number in self.auxiliary if number > len(images[1])]
                 reason = f"the prior has {len(images[1])} images"
-                found[where["prior"]] = [
+                found[kind, domain] = [
                     _unavailable("psnr_gain", {**where, "auxiliary": number}, reason) for number in few
                 ]
                 if RETRIEVED in self._losses() and colorless(images[1]):
                     reason = "pictures begin at real images; this prior's are colorized line drawings"
-                    found[where["prior"]].append(_unavailable("psnr_gain", {**where, "loss": RETRIEVED}, reason))
+                    found[kind, domain].append(_unavailable("psnr_gain", {**where, "loss": RETRIEVED}, reason))
                 if CLASS_GUIDED in self._losses() and (reason := unguided(images[1])):
-                    found[where["prior"]].append(_unavailable("psnr_gain", {**where, "loss": CLASS_GUIDED}, reason))
+                    found[kind, domain].append(_unavailable("psnr_gain", {**where, "loss": CLASS_GUIDED}, reason))
         return [row for part in found.values() for row in part]
 
     def _unretrieved(self, rows: Sequence[Rows]) -> list[Measurement]:

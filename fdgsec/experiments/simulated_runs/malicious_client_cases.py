@@ -105,7 +105,7 @@ def breakdown(simulator: Simulator, question: Question) -> Cases:
     hostile clients: the displacement of the published style (FISC's interpolation style), and of the mean, the median,
     the trimmed mean and Krum's choice of the same uploads. No cases if the pools have too few images or no client is
     malicious."""
-    pools = [simulator.others(domain) for domain in simulator.sources]
+    pools = [simulator.drawable(domain) for domain in simulator.sources]
     per_pool = -(-question.clients // len(pools))
     result: Cases = []
     if forger_of(simulator) is None or min(len(pool) for pool in pools) < question.records * per_pool:

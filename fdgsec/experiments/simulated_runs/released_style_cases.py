@@ -74,7 +74,7 @@ def as_if_released(simulator: Simulator, question: Question) -> Cases:
     if method is None:
         return result
     for domain in simulator.sources:
-        where, pool = simulator.domain_name(domain), simulator.unknown(domain)
+        where, pool = simulator.domain_name(domain), simulator.others(domain)
         if not len(pool):
             continue
         images = stratified(pool, question.per_class, simulator.rng("as-if", domain, question.per_class))

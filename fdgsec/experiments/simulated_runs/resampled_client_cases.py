@@ -146,7 +146,8 @@ def _changes(
 
 def halves(simulator: Simulator, question: Question) -> Cases:
     """Two releases of each of `count` clients: of disjoint halves, or (sessions) of all its images both times."""
-    groups = [[domain] for domain in simulator.sources] if question.scheme != "domain" else [list(simulator.sources)]
+    domains = list(simulator.open_domains)
+    groups = [[domain] for domain in domains] if question.scheme != "domain" else [domains] if domains else []
     return [pair for group in groups for pair in _halves_of(simulator, question, group)]
 
 
@@ -286,8 +287,9 @@ def cohorts(simulator: Simulator, question: Question) -> Cases:
     A candidate client is represented by images of its own that it did not bring to the federation, unless the scheme is
     "same images" (`groups` says whose they are). All clients of a pool hold disjoint images: any of their domain, or
     (scheme "dirichlet") with skewed class shares. Pools are resampled from the same images. With two `rounds` a case
-    shows a second session, with other images of the members of the federation that `partner` names."""
-    pools = [simulator.others(domain) for domain in simulator.sources]
+    shows a second session, with other images of the members of the federation that `partner` names. Clients
+    of an adversary's own domain hold some of its images, whether they took part or not."""
+    pools = [simulator.drawable(domain) for domain in simulator.sources]
     per_pool = -(-2 * question.clients // len(pools))
     if min(len(pool) for pool in pools) < 2 * question.records * per_pool:
         return []

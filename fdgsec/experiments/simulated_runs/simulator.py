@@ -216,14 +216,21 @@ class Simulator:
             return seen
         return View(messages=tuple(replace(m, artifact=self.defense_stack.undone(m.artifact)) for m in seen.messages))
 
-    def others(self, domain: int) -> DomainDataset:
-        """Images of a domain that the adversary does not hold as auxiliary ones."""
+    def drawable(self, domain: int) -> DomainDataset:
+        """Images of a domain that are no auxiliary ones: those of the run's clients, and those held out."""
         return join([self.roles.federation.of_domain(domain), self.roles.held_out.of_domain(domain)])
 
-    def unknown(self, domain: int) -> DomainDataset:
+    def others(self, domain: int) -> DomainDataset:
         """Images of a domain that the adversary does not hold at all: neither auxiliary ones nor a client's own."""
-        pool, known = self.others(domain), self.known_images()
+        pool, known = self.drawable(domain), self.known_images()
         return pool.subset(torch.tensor([i for i, name in enumerate(pool.ids) if name not in known], dtype=torch.int64))
+
+    @property
+    def open_domains(self) -> Sequence[int]:
+        """Source domains of which the adversary does not hold the larger part itself.
+
+        Clients of several domains, and such as share out a whole domain, are drawn from these."""
+        return [one for one in self.sources if 2 * len(self.others(one)) > len(self.drawable(one))]
 
     def domain_name(self, domain: int) -> str:
         """The name of a domain."""

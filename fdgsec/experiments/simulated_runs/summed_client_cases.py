@@ -29,7 +29,7 @@ def sums(simulator: Simulator, question: Question) -> Cases:
     """Sums of what `clients` resampled clients share, one exchange each; secure aggregation acts after other defenses.
 
     No cases where the method's server needs more than sums, or a domain has too few images."""
-    if not sums_suffice(simulator.method):
+    if not sums_suffice(simulator.method) or not simulator.open_domains:
         return []
     defense_stack = _summing(simulator.defense_stack)
     result: Cases = []
@@ -63,9 +63,9 @@ def _summing(defense_stack: DefenseStack) -> DefenseStack:
 
 def _shares(simulator: Simulator, question: Question) -> list[tuple[DomainDataset, int, int]]:
     """For each domain its images, how many clients hold some of them, and how many others are candidates."""
-    found = []
-    for place, domain in enumerate(simulator.sources):
-        holders = len(range(place, question.clients, len(simulator.sources)))
+    found, domains = [], simulator.open_domains
+    for place, domain in enumerate(domains):
+        holders = len(range(place, question.clients, len(domains)))
         if not holders:
             continue
         pool, own = simulator.others(domain), holders * question.records

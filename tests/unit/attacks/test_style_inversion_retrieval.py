@@ -200,7 +200,7 @@ def test_colorized_line_drawings_are_no_images_to_begin_at():
 
     assert {a.slice["prior"] for a in reconstructions(attack, cases, SERVER)} == {"intra"}
     (row,) = lacking(attack, cases, SERVER)
-    assert row.slice == {"prior": "third-party of red", "loss": RETRIEVED}
+    assert row.slice == {"prior": "third-party", "domain": "red", "loss": RETRIEVED}
     assert "line drawings" in str(row.unavailable)
 
 
@@ -245,5 +245,5 @@ def test_more_images_than_a_prior_has_are_reported():
 
     assert [answer.slice.get("auxiliary") for answer in reconstructions(attack, cases, SERVER)] == [None, 8]
     (row,) = lacking(attack, cases, SERVER)
-    assert row.slice == {"prior": "intra of red", "auxiliary": 40}
+    assert row.slice == {"prior": "intra", "domain": "red", "auxiliary": 40}
     assert row.unavailable == "the prior has 16 images"

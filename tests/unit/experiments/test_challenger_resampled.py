@@ -1,6 +1,8 @@
 """Requests that re-draw clients: sessions, rounds, mixtures and cohorts."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +10,9 @@ import torch
 from fdgsec.data.domains import DomainDataset
 from fdgsec.data.roles import Roles, split_roles
 from fdgsec.data.shapes import shapes
+from fdgsec.experiments.setup.run_federation import FederationRun
 from fdgsec.experiments.simulated_runs.challenger import Challenger
+from fdgsec.experiments.simulated_runs.simulator import Simulator
 from fdgsec.federation.artifacts import InterpolationStyle
 from fdgsec.federation.method import Client, Method
 from fdgsec.methods.ccst import CCST
@@ -153,3 +157,55 @@ def test_members_of_a_trained_run_were_trained_on_and_others_were_held_out(roles
         assert set(outside.rows.tolist()) <= set(roles.held_out.of_domain(client.number).rows.tolist())
         assert case.candidates.labels.any()
         assert not case.candidates.domains.any()
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        Question(kind="resampled_clients", count=2, records=8),
+        Question(kind="added_images", count=2, records=8, added=2),
+        Question(kind="halves", count=4, records=3),
+        Question(kind="halves", count=4, records=3, scheme="domain"),
+        Question(kind="sessions", count=4, records=3, scheme="domain"),
+        Question(kind="rounds", count=2, records=8, rounds=2),
+        Question(kind="mixtures", count=2, records=8),
+        Question(kind="mixtures", count=2, records=8, scheme="domains"),
+        Question(kind="sums", count=2, clients=3, records=8, gallery=60),
+    ],
+    ids=lambda question: f"{question.kind}{question.scheme and '-'}{question.scheme}",
+)
+def test_no_client_that_is_drawn_anew_holds_an_image_of_the_adversary(
+    roles: Roles, monkeypatch: pytest.MonkeyPatch, question: Question
+):
+    """82% of such clients' images of its own domain were its own: it was asked about what it holds."""
+    drawn, exchange = list[DomainDataset](), Simulator.exchange
+
+    def recorded(simulator: Simulator, data: Sequence[DomainDataset], **options: Any) -> FederationRun:
+        drawn.extend(data)
+        return exchange(simulator, data, **options)
+
+    monkeypatch.setattr(Simulator, "exchange", recorded)
+
+    cases = challenger_of(roles, CCST(), adversary="client").cases(question)
+
+    assert cases
+    assert drawn
+    own = set(roles.federation.of_domain(0).ids)
+    assert not own & {name for images in drawn for name in images.ids}
+
+
+def test_questions_of_several_domains_leave_out_the_adversarys_own(roles: Roles):
+    challenger = challenger_of(roles, CCST(), adversary="client")
+
+    cases = challenger.cases(Question(kind="halves", count=4, records=3))
+
+    assert {case.slice["domain"] for case, _ in cases} == {str(name) for name in roles.federation.domain_names[1:3]}
+
+
+def test_forged_messages_are_sent_with_images_of_every_domain(roles: Roles):
+    """What a forgery displaces does not depend on what its sender knows."""
+    challenger = challenger_of(roles, CCST(), adversary="client")
+
+    lacking = [len(challenger.drawable(domain)) > len(challenger.others(domain)) for domain in (0, 1, 2)]
+    assert lacking == [True, False, False]
+    assert challenger.open_domains == [1, 2]
