@@ -3,8 +3,9 @@
     python -m benchmarks.list_phase_diagram    # some minutes on one core; goes on where it stopped
 
 Statistics are Gaussian, 96 independent numbers of each image, and half of the candidates are members. A cell is 20
-releases: the mean over the members, in float64 or with noise. Noise is given as the standard deviation of n times the
-error, in units of one number's spread over images: 1 blurs as much as one absent image. Cells are appended to
+releases, the mean over the members, in float64 or with noise. Each is read as the attack reads it
+(fdgsec.attacks.set_reconstruction.list_solver). Noise is given as the standard deviation of n times the error, in units
+of one number's spread over images: 1 blurs as much as one absent image. Cells are appended to
 benchmarks/results/list-phase-diagram.jsonl, and drawn into list-phase-diagram.png beside it with two lines of theory:
 
 * Dashed: without noise a 0/1 solution of D random equations is the only one within [0, 1] up to 2 D candidates (Donoho
@@ -26,6 +27,7 @@ from numpy.typing import ArrayLike
 
 from fdgsec.attacks.set_reconstruction.box_least_squares import Array
 from fdgsec.attacks.set_reconstruction.list_equations import ListEquations
+from fdgsec.attacks.set_reconstruction.list_solver import list_solver
 from fdgsec.runtime.random_streams import stream
 
 RESULTS = Path(__file__).parent / "results" / "list-phase-diagram.jsonl"
@@ -34,30 +36,33 @@ RATIOS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0)
 """Candidates per equation."""
 NOISE = (0.0, 0.01, 0.03, 0.1, 0.2, 0.4, 0.7, 1.0, 1.4, 2.0, 4.0)
 LEAST_NOISE = 1e-9
-PRIOR = 0.01
 
 
 def cell(ratio: float, noise: float) -> dict[str, float]:
     """The share of exact lists, and the share of members on lists, of `RELEASES` releases."""
-    candidates, exact, hits = round(ratio * NUMBERS), 0, 0
-    members = candidates // 2
-    for number in range(RELEASES):
-        rng = stream(number, "world", "phase", str(ratio), str(noise))
-        table = torch.randn(candidates, NUMBERS, generator=rng, dtype=torch.float64)
-        inside = torch.randperm(candidates, generator=rng)[:members]
-        error = noise / members * torch.randn(NUMBERS, generator=rng, dtype=torch.float64)
-        known = ListEquations(
-            candidates=table.numpy(), release=(table[inside].mean(0) + error).numpy(),
-            noise=np.full(NUMBERS, max(noise, LEAST_NOISE) / members), spread=np.ones(NUMBERS),
-            images=members,
-        )  # fmt: skip
-        listed = known.solved(PRIOR, absent=0).believed()
-        right = int(listed[inside].sum())
-        exact, hits = exact + (right == members), hits + right
+    drawn = [_released(ratio, noise, number) for number in range(RELEASES)]
+    solver = list_solver(drawn[0][0], stream(0, "world", "phase solver", str(ratio), str(noise)))
+    right = [int(solver.solved(known).believed()[inside].sum()) for known, inside in drawn]
+    members = drawn[0][0].images
     return {
-        "candidates": candidates, "ratio": ratio, "noise": noise, "exact": exact / RELEASES,
-        "precision": hits / (members * RELEASES),
+        "candidates": len(drawn[0][0].candidates), "ratio": ratio, "noise": noise,
+        "exact": sum(count == members for count in right) / RELEASES, "precision": sum(right) / (members * RELEASES),
     }  # fmt: skip
+
+
+def _released(ratio: float, noise: float, number: int) -> tuple[ListEquations, torch.Tensor]:
+    """The equations of one release, and the numbers of its members among the candidates."""
+    candidates = round(ratio * NUMBERS)
+    members = candidates // 2
+    rng = stream(number, "world", "phase", str(ratio), str(noise))
+    table = torch.randn(candidates, NUMBERS, generator=rng, dtype=torch.float64)
+    inside = torch.randperm(candidates, generator=rng)[:members]
+    error = noise / members * torch.randn(NUMBERS, generator=rng, dtype=torch.float64)
+    known = ListEquations(
+        candidates=table.numpy(), release=(table[inside].mean(0) + error).numpy(),
+        noise=np.full(NUMBERS, max(noise, LEAST_NOISE) / members), spread=np.ones(NUMBERS), images=members,
+    )  # fmt: skip
+    return known, inside
 
 
 def rows() -> list[dict[str, float]]:

@@ -3,11 +3,12 @@ than one list."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fdgsec.attacks.set_reconstruction.expectation_propagation import propagated
 from fdgsec.attacks.set_reconstruction.list_equations import (
@@ -21,8 +22,13 @@ from fdgsec.runtime.random_streams import child
 
 LEVELS = np.array([0.0, 1.0])
 """A candidate is no member, or one."""
-DAMPINGS = (0.5, 0.2, 0.1)
-"""Tried in this order, until a list leaves the residual that errors leave."""
+BLUNT = 0.1
+"""Standard deviation of a sum's error, in units of one image's spread, that is assumed instead of smaller ones.
+
+With errors next to none the steps settle on a list too early where sums are few, and never leave it: of 850 candidates,
+130 of them members, and 128 numbers (StableFDG on PACS) the AUC of the marginals was .64 and .82, with this one .83 and
+.84; from 192 candidates and 96 Gaussian numbers without noise 65% and 90% of the lists came out. More than .1 loses
+directions in which images differ little."""
 COUNTED = 0.5
 """Standard deviation that the number of members has while memberships are undecided."""
 DOUBTFUL = 0.5
@@ -33,20 +39,44 @@ MOST_WORK = 3e9
 """Multiplications of a step, above which nothing is propagated: 1,994 candidates and 1,024 numbers are 2e9."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """How memberships are propagated: the share of each step that is taken, and the least error of sums, as BLUNT."""
+
+    damping: float
+    least: float = 0.0
+
+
+RANKED = (Attempt(damping=0.5), Attempt(damping=0.5, least=BLUNT), Attempt(damping=0.2))
+"""Of these, that whose marginals rank best in rehearsals is taken where no list is found."""
+ATTEMPTS = (*RANKED, Attempt(damping=0.1))
+"""Made in this order, until a list leaves the residual that errors leave."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Propagated:
-    """What expectation propagation found; `only` says that its list explains the release, and no other does."""
+    """What an attempt found: whether its list `explains` the release, and whether it is the `only` one that does."""
 
+    attempt: Attempt
     posterior: MemberPosterior
+    explains: bool
     only: bool
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rehearsal:
-    """Whether a list of the adversary's own was found to be the only one, and ranked better than within bounds."""
+    """Of lists of the adversary's own: the attempt that first found the only one, and the one that ranked `best`.
 
-    exact: bool
-    better: bool
+    None: no list was found, and no attempt ranked better than the weights within bounds."""
+
+    exact: Attempt | None
+    best: Attempt | None
+
+    @property
+    def attempts(self) -> Sequence[Attempt]:
+        """Those that are worth making: all of them where lists are found."""
+        first = (RANKED[0], *([self.best] if self.best else [])) if self.exact is None else (self.exact, *ATTEMPTS)
+        return list(dict.fromkeys(first))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -72,27 +102,35 @@ class ListSolver:
         explained = known.telling() and known.explained(within)
         if explained and known.told_apart():
             return within
-        found = propagated_list(known, DAMPINGS if self.rehearsal.exact else DAMPINGS[:1])
-        better = self.rehearsal.better and not explained
-        return found.posterior if found.only or better else within
+        found = propagations(known, self.rehearsal.attempts)
+        if found[-1].only:
+            return found[-1].posterior
+        return within if explained or self.rehearsal.best is None else _ranked(found, self.rehearsal.best)
 
     def _only_list(self, known: ListEquations) -> MemberPosterior | None:
         """The list of all members that explains the release, if no other does, although some are taken for absent."""
-        if known.images >= len(known.candidates) or not self.rehearsal.exact:
+        if known.images >= len(known.candidates) or self.rehearsal.exact is None:
             return None
-        found = propagated_list(known, DAMPINGS[:1])
+        found = propagations(known, [self.rehearsal.exact])[-1]
         return found.posterior if found.only else None
 
     @cached_property
     def rehearsal(self) -> Rehearsal:
         """How lists of the adversary's own are found."""
-        gain, exact = 0.0, False
+        gains, exact = dict.fromkeys(RANKED, 0.0), list[Attempt]()
         for number in range(math.ceil(REHEARSED / len(self.like.candidates))):
             drawn, members = rehearsed(self.like, child(self.rng, "rehearsal", number))
-            found, within = propagated_list(drawn, DAMPINGS), drawn.solved(self.prior, absent=0)
-            better, worse = (auc(one.scores()[members], one.scores()[~members]) for one in (found.posterior, within))
-            gain, exact = gain + better - worse, exact or found.only
-        return Rehearsal(exact=exact, better=gain > 0)
+            found, within = propagations(drawn, ATTEMPTS), _area(drawn.solved(self.prior, absent=0), members)
+            exact += [found[-1].attempt] if found[-1].only else []
+            for attempt in RANKED:
+                gains[attempt] += _area(_ranked(found, attempt), members) - within
+        best = max(RANKED, key=lambda attempt: gains[attempt])
+        return Rehearsal(exact=exact[0] if exact else None, best=best if gains[best] > 0 else None)
+
+
+def _area(found: MemberPosterior, members: Tensor) -> float:
+    scores = found.scores()
+    return auc(scores[members], scores[~members])
 
 
 def list_solver(like: ListEquations, rng: torch.Generator) -> ListSolver:
@@ -100,25 +138,37 @@ def list_solver(like: ListEquations, rng: torch.Generator) -> ListSolver:
     return ListSolver(like=like, prior=best_prior(like, rng), rng=rng)
 
 
-def propagated_list(known: ListEquations, dampings: Sequence[float]) -> Propagated:
-    """The marginals of memberships, by the first of `dampings` whose list leaves the residual that errors leave.
+def propagations(known: ListEquations, attempts: Sequence[Attempt]) -> Sequence[Propagated]:
+    """What `attempts`, one or more, find one after another; the last of them explains the release, if any does."""
+    found = [_propagated(known, attempts[0])]
+    for attempt in attempts[1:]:
+        if found[-1].explains:
+            break
+        if not attempt.least or bool((known.noise * known.images < attempt.least * known.spread).any()):
+            found.append(_propagated(known, attempt))
+    return found
 
-    Without any, the smallest residual's."""
-    rows, target = known.whitened(0)
+
+def _ranked(found: Sequence[Propagated], attempt: Attempt) -> MemberPosterior:
+    """The marginals of the list that explains the release, or without any those of one attempt."""
+    done = {one.attempt: one.posterior for one in found}
+    return found[-1].posterior if found[-1].explains else done.get(attempt, found[0].posterior)
+
+
+def _propagated(known: ListEquations, attempt: Attempt) -> Propagated:
+    """The marginals of memberships, and whether the list of the likeliest ones explains the release."""
+    error = np.maximum(known.noise, attempt.least * known.spread / known.images)
+    rows, target = replace(known, noise=error).whitened(0)
     count = len(rows)
     matrix = np.concatenate([rows.T, np.full((1, count), 1 / COUNTED)])
     values, share = np.append(target, known.images / COUNTED), known.images / count
-    best, least = None, math.inf
-    for damping in dampings:
-        found = propagated(matrix, values, levels=LEVELS, shares=np.array([1 - share, share]), damping=damping)
-        posterior = MemberPosterior(weights=found.members, listed=known.images)
-        left = float(np.square(target - posterior.believed().numpy() @ rows).sum())
-        if left <= known.largest_residual:
-            return Propagated(posterior=posterior, only=found.doubtful < DOUBTFUL)
-        if left < least:
-            best, least = posterior, left
-    assert best is not None
-    return Propagated(posterior=best, only=False)
+    found = propagated(matrix, values, levels=LEVELS, shares=np.array([1 - share, share]), damping=attempt.damping)
+    posterior = MemberPosterior(weights=found.members, listed=known.images)
+    left = (target - posterior.believed().numpy() @ rows) * (error / known.noise)
+    explains = float(np.square(left).sum()) <= known.largest_residual
+    return Propagated(
+        attempt=attempt, posterior=posterior, explains=explains, only=explains and found.doubtful < DOUBTFUL
+    )
 
 
 def propagated_part(known: ListEquations, absent: int) -> MemberPosterior:

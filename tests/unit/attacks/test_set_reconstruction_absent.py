@@ -122,9 +122,9 @@ def test_a_list_is_ruled_out_only_where_all_lists_leave_too_large_a_residual(noi
 def test_where_every_list_is_ruled_out_none_is_looked_for(monkeypatch: pytest.MonkeyPatch):
     """The answer is the same as if one had been looked for."""
     known, _ = partial_gallery(images=20, absent=4, seed=0)
-    looked_for, look = list[int](), solving.propagated_list
+    looked_for, look = list[int](), solving.propagations
     monkeypatch.setattr(
-        solving, "propagated_list", lambda one, dampings: looked_for.append(one.images) or look(one, dampings)
+        solving, "propagations", lambda one, attempts: looked_for.append(one.images) or look(one, attempts)
     )
     assert known.solved(1.0, absent=None).ruled_out
 
@@ -132,7 +132,7 @@ def test_where_every_list_is_ruled_out_none_is_looked_for(monkeypatch: pytest.Mo
 
     assert not looked_for
     solver = list_solver(known, stream(0, "attack"))
-    assert solver.rehearsal.exact
+    assert solver.rehearsal.exact is not None
     assert solver._only_list(known) is None
     assert np.array_equal(found.weights, propagated_part(known, known.likeliest_absent()).weights)
 
