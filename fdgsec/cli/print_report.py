@@ -45,12 +45,12 @@ def print_report(report: AttackReport, *, as_json: bool, out: Path, every: bool 
 
 
 def print_stored(run: Path, *, as_json: bool, every: bool = False) -> None:
-    """Print a stored report as it was printed first. Raises UsageError where there is none."""
-    path = stored_path(run)
+    """Print a stored report as it was printed first. Raises UsageError without any, DataError where it was altered."""
+    path, report = stored_path(run), stored_report(run)
     if as_json:
         print(path.read_text(), end="")
         return
-    print_report(stored_report(run), as_json=False, out=path.parent, every=every)
+    print_report(report, as_json=False, out=path.parent, every=every)
 
 
 def _line(terminal: Console, text: str) -> None:

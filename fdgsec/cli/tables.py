@@ -1,6 +1,7 @@
 """What the command line prints: rich tables on a terminal, the same rows as plain text elsewhere, or JSON."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,9 @@ Rows = Sequence[Sequence[str]]
 
 
 def console() -> Console:
-    """The terminal, or 180 columns of plain text elsewhere."""
+    """The terminal, or plain text elsewhere, of as many columns as COLUMNS says: 180 without it."""
     found = Console()
-    return found if found.is_terminal else Console(width=180)
+    return found if found.is_terminal or os.environ.get("COLUMNS", "").isdecimal() else Console(width=180)
 
 
 def print_table(title: str, columns: Sequence[str], rows: Rows) -> None:

@@ -127,6 +127,7 @@ def new_folder(path: Path, *, private: bool = False) -> Iterator[Path]:
     Its content is on the disk before it does. Others may read it as far as the umask allows, unless it is `private`. An
     existing `path` is replaced only if it is empty or was written by fdgsec (it holds one of MARKS). Raises InUseError
     where another process writes it."""
+    path = Path(os.path.abspath(path))  # "missing/../out" is the folder "out", which the checks have to see
     _check_ours(path)
     with locked(path, what="the folder"):
         _recover(path)
@@ -192,6 +193,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _check_ours(path: Path) -> None:
+    path = Path(os.path.abspath(path))
     if path.is_file():
         raise UsageError(f"--out {path} is a file; name a folder.")
     if path.is_dir() and any(path.iterdir()) and not _is_ours(path):

@@ -99,11 +99,17 @@ class Finding:
         gallery = row.slice.get("gallery")
         if gallery is None and row.name in ("top1", "gallery_top1") and row.chance:
             gallery = round(1 / row.chance)
+        among = f" among {gallery if isinstance(gallery, str) else f'{gallery:,}'} candidates" if gallery else ""
         return self.choice.says.format(
             rate=percent(row.value), hits=round((row.value or 0) * row.n), n=f"{row.n:,}", numbers=numbers(row),
-            among=f" among {gallery if isinstance(gallery, str) else f'{gallery:,}'} candidates" if gallery else "",
-            name=row.name,
+            among=f"{among}{_held(row)}", name=row.name,
         )  # fmt: skip
+
+
+def _held(row: Measurement) -> str:
+    """How many of the members are among the candidates, where a row says so."""
+    held = row.slice.get("held")
+    return "" if held is None else " that include them all" if held == "100%" else f" that include {held} of them"
 
 
 @dataclass(frozen=True, kw_only=True)

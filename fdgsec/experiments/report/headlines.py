@@ -51,7 +51,12 @@ _NEAREST = "draws pictures of which {rate} are nearest to the true image{among} 
 _CLOSER = "draws pictures closer to the true image than those drawn without its release, by {numbers}"
 _LINKED = "links two releases of the same client, {rate} of {n} ({numbers})"
 _LIKER = "draws pictures more like the true image than its controls are ({name} {numbers})"
+_ADDED = (
+    "draws pictures of added images, from two releases each, of which {rate} are nearest to the true one{among} "
+    "({numbers})"
+)
 _PICTURES = (
+    Choice(measurement="gallery_top1", where={"distance": "mse", "rows": "difference"}, says=_ADDED),
     Choice(measurement="gallery_top1", where={"distance": "mse"}, says=_NEAREST),
     Choice(measurement="psnr_gain", where={"over": "B3"}, says=_CLOSER),
     Choice(measurement="psnr_gain", where={"over": "B0"}, says=_CLOSER),
@@ -110,7 +115,7 @@ HEADLINES: Mapping[str, Headline] = {
                says="links releases of the same client from different images, {rate} of {n} ({numbers})"),
         Choice(measurement="top1", without=("noise", "matching"), says=_LINKED),  # not: noise that the attack adds
         Choice(measurement="median_rank", without=("noise",),
-               says="links two releases of the same client, median rank {numbers}"),
+               says="ranks a client's second release among those of others by its first, median rank {numbers}"),
     )),
     "differencing": Headline(question="who", choices=(
         Choice(measurement="top1",

@@ -36,8 +36,10 @@ def stored_path(run: Path) -> Path:
 def stored_report(run: Path) -> AttackReport:
     """Read the report of a finished run. Figures have their series but no pictures, which lie beside the report.
 
-    Raises UsageError where there is no report, or none of this schema."""
+    Raises UsageError where there is no report, or none of this schema, DataError where the folder's SHA256SUMS does not
+    hold."""
     path = stored_path(run)
+    _check_written(path)
     document = read_json_object(path, error=UsageError)
     try:
         return report_of(document)
@@ -50,8 +52,7 @@ def checked_report(run: Path) -> AttackReport:
 
     Raises UsageError for any other, DataError where the SHA256SUMS of the folder does not hold."""
     path = stored_path(run)
-    if (path.parent / SUMS).is_file():
-        check_sums(path.parent)
+    _check_written(path)
     document = read_json_object(path, error=UsageError)
     try:
         _check_schema(document)
@@ -62,6 +63,12 @@ def checked_report(run: Path) -> AttackReport:
     except UNREADABLE as error:
         raise UsageError(f"{path} is not a report of schema {SCHEMA}: {type(error).__name__} {error}.") from error
     return report
+
+
+def _check_written(path: Path) -> None:
+    """Raise DataError where a file of the report's folder is not the one that its SHA256SUMS lists."""
+    if (path.parent / SUMS).is_file():
+        check_sums(path.parent)
 
 
 def report_schema() -> dict[str, Any]:

@@ -393,3 +393,23 @@ def test_a_reason_that_stops_two_attacks_is_said_once():
     ]
 
     assert found(done("linkage", WIDE), *both).sentence.count(few + ";") == 1
+
+
+def test_a_sentence_says_whether_the_candidates_include_all_members():
+    """Whole lists are named only where the adversary holds every image; with half of them none was, 0 of 15."""
+    complete, half = (replace(LISTS, slice={**LISTS.slice, "held": held}) for held in ("100%", "50%"))
+
+    assert "among 850 candidates that include them all (" in found(done("set-reconstruction", complete)).sentence
+    assert "among 850 candidates that include 50% of them (" in found(done("set-reconstruction", half)).sentence
+
+
+def test_pictures_of_added_images_are_said_to_need_two_releases():
+    pictures = row("gallery_top1", 0.55, 0.3, 0.8, 0.09, n=11, distance="mse", rows="difference")
+
+    assert "draws pictures of added images, from two releases each" in found(done("style-inversion", pictures)).sentence
+
+
+def test_a_median_rank_is_no_link():
+    ranks = row("median_rank", 6.0, 4.0, 8.0, 15.5, n=30)
+
+    assert "links" not in found(done("linkage", ranks)).sentence
