@@ -9,6 +9,7 @@ import click
 from typer.core import TyperOption
 from typer.utils import get_params_from_function
 
+from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.progress import say_more_or_less
 
 OTHERS = "Output"
@@ -39,6 +40,8 @@ def _argument_help(command: click.Command) -> dict[str, str]:
 def _common() -> list[click.Option]:
     def says(name: str) -> Callable[[click.Context, click.Parameter, object], object]:
         def chosen(_ctx: click.Context, _param: click.Parameter, value: object) -> object:
+            if isinstance(value, Path):
+                _check_appendable(value)
             if value:
                 say_more_or_less(**{name: value})
             return value
@@ -60,6 +63,14 @@ def _common() -> list[click.Option]:
             help="Append what each step says to this file.",
         ),
     ]  # fmt: skip
+
+
+def _check_appendable(path: Path) -> None:
+    """Raise UsageError where nothing can be appended to the log file `path`, which is made if it is not there."""
+    try:
+        path.open("a").close()
+    except OSError as error:
+        raise UsageError(f"--log-file {path} cannot be written: {error.strerror or error}.") from error
 
 
 def _options(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -42,9 +42,8 @@ def scan(source: Source, spec: FolderSpec, *, allow_partial: bool = False) -> Li
             "folders <domain>/<class>/" if spec.list is None or spec.domains else f"{spec.list.file} and its images"
         )
         named = f" with the domains {', '.join(spec.domains)}" if spec.domains else ""
-        raise DataError(
-            f"{source.path} holds no {spec.title} images: expected {layout}{named}; found {printable(found)}."
-        )
+        lacking = f"is not {spec.title}" if spec.title.startswith("a ") else f"holds no {spec.title} images"
+        raise DataError(f"{source.path} {lacking}: expected {layout}{named}; found {printable(found)}.")
     read = list(_read(source, base, spec))
     domains = list(spec.domains) or sorted({image.domain for image in read if image.domain}, key=_naturally)
     classes = list(spec.classes) or _open_classes(read, spec)

@@ -1,6 +1,7 @@
 """Options from text and plain data: values read, tables laid over each other, and frozen dataclasses made of them."""
 
 import dataclasses
+import re
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -11,6 +12,8 @@ from fdgsec.runtime.untrusted_text import INTEGERS, check_text, parse_toml
 T = TypeVar("T")
 LONGEST_VALUE, DEEPEST_OPTION = 10_000, 20
 """Characters of a value, and names before an option's own, on the command line."""
+SHORT_NUMBER = re.compile(r"[+-]?(\.[0-9]{1,17}|[0-9]{1,17}\.)")
+"""Numbers that TOML does not take: .1 and 1. without the digit before or after the point."""
 OPTION_ERRORS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
 """What the checks of a class's own options raise for values of the right type that they did not count on."""
 
@@ -99,9 +102,11 @@ def _described(kind: Any) -> str:
 
 
 def parse_value(text: str) -> Any:
-    """Read a value as TOML does, else as a string: 3, 0.1, true, [1, 2], overall, none."""
+    """Read a value as TOML does, else as a string: 3, 0.1, .1, true, [1, 2], overall, none."""
     if text.lower() == "none":
         return None
+    if SHORT_NUMBER.fullmatch(text):
+        return float(text)
     if len(text) > LONGEST_VALUE:
         raise UsageError(f"a value of {len(text)} characters cannot be read; {LONGEST_VALUE} are the limit: {text}")
     try:

@@ -235,7 +235,7 @@ def load_preset(name: str) -> dict[str, Any]:
             return _tables(parse_json_object(content, source="it", error=UsageError))
         except (UsageError, AttributeError, TypeError) as error:
             raise UsageError(f"{name} is not the config.json of a run: {error}") from error
-    return parse_toml(content, source=f"preset {name}", error=UsageError)
+    return parse_toml(content, source=f"preset {name}" if bundled else name, error=UsageError)
 
 
 def _tables(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -46,15 +46,23 @@ class TrainingPlan:
         counts = (self.epochs, self.batch_size, self.decay_every, 1 if self.steps is None else self.steps)
         rates = (self.learning_rate, self.momentum, self.weight_decay, self.decay, self.clip_norm or 1.0)
         if not all(map(math.isfinite, rates)):
-            raise UsageError(f"a plan needs finite numbers; got {self}.")
+            named = ("learning_rate", "momentum", "weight_decay", "decay", "clip_norm")
+            wrong = next(name for name, rate in zip(named, rates, strict=True) if not math.isfinite(rate))
+            raise UsageError(f"a plan needs finite numbers; got {wrong} = {getattr(self, wrong)}.")
         if min(counts) < 1 or self.learning_rate <= 0:
-            raise UsageError(f"a plan needs epochs, steps, batch size and learning rate above 0; got {self}.")
+            counted = {name: getattr(self, name) for name in ("epochs", "batch_size", "decay_every", "steps")}
+            wrong = next((name for name, count in counted.items() if count is not None and count < 1), "learning_rate")
+            got = f"{wrong} = {getattr(self, wrong)}"
+            raise UsageError(f"a plan needs epochs, steps, batch size and learning rate above 0; got {got}.")
         if not 0 <= self.flip <= 1 or (self.crop is not None and not 0 < self.crop[0] <= self.crop[1] <= 1):
             raise UsageError(
-                f"a plan needs crop = (low, high) with 0 < low <= high <= 1, and flip in [0, 1]; got {self}."
+                f"a plan needs crop = (low, high) with 0 < low <= high <= 1, and flip in [0, 1]; got {self.crop} and "
+                f"{self.flip}."
             )
         if not 0 <= self.translate <= 1 or (self.clip_norm is not None and self.clip_norm <= 0):
-            raise UsageError(f"a plan needs translate in [0, 1] and clip_norm above 0; got {self}.")
+            raise UsageError(
+                f"a plan needs translate in [0, 1] and clip_norm above 0; got {self.translate} and {self.clip_norm}."
+            )
 
     def rate(self, *, round: int, rounds: int, epoch: int = 0) -> float:
         """Compute the learning rate of local epoch `epoch` in round `round` of `rounds`, both counted from 0."""

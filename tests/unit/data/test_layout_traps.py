@@ -167,7 +167,7 @@ def test_open_classes_that_differ_in_case_alone_are_two(tmp_path: Path) -> None:
 def test_a_folder_needs_a_root_and_domains_in_it(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="name its root with --data-root"):
         load_dataset("folder")
-    with pytest.raises(DataError, match="holds no"):
+    with pytest.raises(DataError, match="is not a folder of your own"):
         load("folder", write(tmp_path, {"readme.txt": b"?"}))
 
 

@@ -92,3 +92,8 @@ def test_ordinary_values_are_read_as_before(text: str, value: object):
 
 def test_bundled_presets_are_read_as_before():
     assert load_preset("ccst-paper")["method"]
+
+
+@pytest.mark.parametrize(("text", "value"), [(".1", 0.1), ("-.5", -0.5), ("2.", 2.0), ("+.25", 0.25)])
+def test_numbers_without_a_digit_beside_the_point_are_numbers(text: str, value: float):
+    assert parse_value(text) == value
