@@ -27,6 +27,7 @@ PROCEDURAL = ("shapes", "swatches")
 """Datasets that are drawn by a program: what is measured on them says that the machinery works, and nothing else."""
 NO_LEAK = "no leak shown"
 NOT_APPLICABLE = "not applicable"
+NOT_OF_THIS_ADVERSARY = "not asked of this adversary"
 NOT_RUN = "not run"
 STOPPED = "could not run"
 FAILED = "failed"
@@ -229,7 +230,10 @@ def _answer(question: Asked, results: Sequence[AttackResult]) -> Answer:
     findings = tuple(found for result in mine if (found := finding_of(result)) is not None)
     status = {result.status for result in mine}
     reason = NOT_RUN if not mine else FAILED if "failed" in status else NOT_APPLICABLE if status == {"skipped"} else ""
-    reason = STOPPED if reason == NOT_APPLICABLE and any(result.could_not_run for result in mine) else reason
+    if reason == NOT_APPLICABLE and any(result.could_not_run for result in mine):
+        reason = STOPPED
+    elif reason == NOT_APPLICABLE and any("(--adversary " in result.reason for result in mine):
+        reason = NOT_OF_THIS_ADVERSARY
     incomplete = {
         STOPPED: [result.name for result in mine if result.could_not_run],
         FAILED: [result.name for result in mine if result.status == "failed"],

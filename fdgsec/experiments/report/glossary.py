@@ -94,6 +94,7 @@ WORDS: Mapping[str, str] = {
     "answers are wrong more often than the baseline.",
     "no evidence of protection": "The attack may not read the release, or ignores a defense: silence says nothing.",
     "not applicable": "The attack reads nothing that was sent, or nothing that this adversary sees or knows.",
+    "not asked of this adversary": "The question's attacks need another one (--adversary); it is no all-clear.",
     "could not run": "The attack applies, but lacks images, models or runs that it asks for: it says nothing.",
     "positive control": "Planted information that the attack must find.",
     "control of a single variant": "A positive control that speaks for one way to draw pictures: where it failed, only "

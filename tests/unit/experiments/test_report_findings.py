@@ -413,3 +413,9 @@ def test_a_median_rank_is_no_link():
     ranks = row("median_rank", 6.0, 4.0, 8.0, 15.5, n=30)
 
     assert "links" not in found(done("linkage", ranks)).sentence
+
+
+def test_harm_that_only_a_client_can_do_is_not_cleared_for_a_server():
+    reason = "not applicable: poisoning needs a malicious client (--adversary client)"
+
+    assert verdicts(found(skipped("poisoning", reason=reason)))["harm"] == "not asked of this adversary"
