@@ -49,8 +49,9 @@ class Attempt:
 
 RANKED = (Attempt(damping=0.5), Attempt(damping=0.5, least=BLUNT), Attempt(damping=0.2))
 """Of these, that whose marginals rank best in rehearsals is taken where no list is found."""
-ATTEMPTS = (*RANKED, Attempt(damping=0.1))
-"""Made in this order, until a list leaves the residual that errors leave."""
+ATTEMPTS = (*RANKED, Attempt(damping=0.5, least=4 * BLUNT), Attempt(damping=0.1))
+"""Made in this order, until a list leaves the residual that errors leave. The fourth one finds most where sums tell
+about as much of every direction: 12 lists of 20 and, with it, 18 among 192 candidates, behind an error of .1."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
