@@ -174,7 +174,8 @@ def reserved(out: Path | None) -> Iterator[None]:
     if out is None:
         yield
         return
-    check_room(out.absolute().parent, needed=ROOM, option="--out")
+    out = Path(os.path.abspath(out))
+    check_room(out.parent, needed=ROOM, option="--out")
     with locked(out, what="the folder"):
         yield
 
@@ -183,9 +184,10 @@ def check_replaceable(path: Path) -> None:
     """Raise UsageError where writing a run to `path` would destroy something that fdgsec did not write.
 
     Raises NoRoomError where it, or the cache, cannot be written or has no room."""
+    path = Path(os.path.abspath(path))
     _check_ours(path)
     check_room(cache_root(), needed=ROOM, option="FDGSEC_CACHE")
-    check_room(path.absolute().parent, needed=ROOM, option="--out")
+    check_room(path.parent, needed=ROOM, option="--out")
 
 
 def _is_ours(folder: Path) -> bool:

@@ -40,7 +40,7 @@ def locked(path: Path, *, what: str, waiting: Callable[[str], None] | None = Non
     again.
 
     Where another process holds it, raises InUseError; with `waiting`, says so once and waits."""
-    place = path.absolute()
+    place = Path(os.path.abspath(path))  # one for "out" and for "missing/../out"
     if _held[place]:
         handle = None
     else:

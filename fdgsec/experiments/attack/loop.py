@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from fdgsec.experiments.attack.attack_setting import AttackSetting, Outcome, SimulatedQuestions
 from fdgsec.experiments.attack.controlled_answers import answers_of, with_variant_controls
+from fdgsec.experiments.attack.own_domains import left_out
 from fdgsec.experiments.attack.unread_releases import as_read, partly_read
 from fdgsec.experiments.report.multiplicity import adjusted
 from fdgsec.experiments.report.presentation import figures_of
@@ -50,12 +51,13 @@ class _AnsweredQuestions:
     """The cases of all answered questions, and the reason for each question that was not, or only partly, answered.
 
     `too_large` has the questions about clients of more images than the dataset has for them: such clients there are
-    none, so that nothing else is put in doubt."""
+    none, so that nothing else is put in doubt. `own` has, by domain, why a client that holds it is not asked."""
 
     cases: list[Case] = field(default_factory=list)
     truths: list[Truth] = field(default_factory=list)
     gaps: dict[str, str] = field(default_factory=dict)
     too_large: dict[str, str] = field(default_factory=dict)
+    own: Mapping[str, str] = field(default_factory=dict)
 
 
 def attack_named(name: str, config: RunConfig) -> Attack:
@@ -274,6 +276,8 @@ def _answer_questions(requests: Sequence[Question], attack: Attack, setting: Att
         for case, truth in found[question]:
             answered.cases.append(case)
             answered.truths.append(truth)
+    if isinstance(setting.questions, SimulatedQuestions):
+        answered.own = left_out(found, setting.questions.attack_context.challenger)
     for question in found if isinstance(setting.questions, SimulatedQuestions) else ():  # others say what they lack
         missing = None if _describe(question) in answered.gaps else _missing_clients(question, found)
         if missing:
@@ -366,6 +370,7 @@ def _evaluate(attack: Attack, setting: AttackSetting, answered: _AnsweredQuestio
         measurements=[
             *measurements, *_unavailable_rows(control.measurement, NOT_ANSWERED, answered.gaps),
             *_unavailable_rows(control.measurement, TOO_LARGE, answered.too_large),
+            *_unavailable_rows(control.measurement, "domain", answered.own),
         ],
     )  # fmt: skip
     return Outcome(result=result, nulls=nulls, answers=answers, cases=cases)

@@ -2,6 +2,7 @@
 
 `schema.AttackReport` is the document that the verbs make; this adds what pages, words and figures make of it."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -167,7 +168,7 @@ class AttackReport(schema.AttackReport):
 
         A folder that `save` wrote is replaced. Raises UsageError for one that holds anything else: a run's folder has
         its transcript too."""
-        path = Path(folder)
+        path = Path(os.path.abspath(folder))
         check_replaceable(path)
         kept = [mark for mark in MARKS if mark != "report.json" and (path / mark).exists()]
         if kept:

@@ -100,17 +100,20 @@ class Finding:
         gallery = row.slice.get("gallery")
         if gallery is None and row.name in ("top1", "gallery_top1") and row.chance:
             gallery = round(1 / row.chance)
-        among = f" among {gallery if isinstance(gallery, str) else f'{gallery:,}'} candidates" if gallery else ""
+        shown = "" if not gallery else gallery if isinstance(gallery, str) else f"{gallery:,}"
+        added = row.slice.get("rows") == "difference"
         return self.choice.says.format(
             rate=percent(row.value), hits=round((row.value or 0) * row.n), n=f"{row.n:,}", numbers=numbers(row),
-            among=f"{among}{_held(row)}", name=row.name,
+            among=_among(shown, row.slice.get("held")), name=row.name,
+            true="an image that was added between two releases" if added else "the true image",
         )  # fmt: skip
 
 
-def _held(row: Measurement) -> str:
-    """How many of the members are among the candidates, where a row says so."""
-    held = row.slice.get("held")
-    return "" if held is None else " that include them all" if held == "100%" else f" that include {held} of them"
+def _among(gallery: str, held: object) -> str:
+    """Which candidates a row is about; of a gallery, members and others, the adversary may have a share alone."""
+    if not gallery or held not in (None, "100%"):
+        return f" in a gallery of {gallery}, of which it has {held}" if gallery else ""
+    return f" among {gallery} candidates{'' if held is None else ' that include them all'}"
 
 
 @dataclass(frozen=True, kw_only=True)

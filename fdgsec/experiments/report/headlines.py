@@ -25,7 +25,8 @@ QUESTIONS: Mapping[Asked, str] = {
 class Choice:
     """Rows of one measurement: their slices have all of `where` and none of the entries `without`.
 
-    `says` is what such a row means in words, with the fields {rate}, {hits}, {n}, {numbers} and {among}."""
+    `says` is what such a row means in words, with the fields {rate}, {hits}, {n}, {numbers}, {among} and
+    {true}: the true image, or the one that was added between two releases."""
 
     measurement: str
     says: str
@@ -46,24 +47,20 @@ class Headline:
     choices: Sequence[Choice]
 
 
+_LISTED = "names every image of {hits} of {n} clients{among} ({numbers})"
 _MEMBERS = "tells members from non-members, AUC {numbers}"
-_NEAREST = "draws pictures of which {rate} are nearest to the true image{among} ({numbers})"
-_CLOSER = "draws pictures closer to the true image than those drawn without its release, by {numbers}"
+_NEAREST = "draws pictures of which {rate} are nearest to {true}{among} ({numbers})"
+_CLOSER = "draws pictures closer to {true} than those drawn without its release, by {numbers}"
 _LINKED = "links two releases of the same client, {rate} of {n} ({numbers})"
-_LIKER = "draws pictures more like the true image than its controls are ({name} {numbers})"
-_ADDED = (
-    "draws pictures of added images, from two releases each, of which {rate} are nearest to the true one{among} "
-    "({numbers})"
-)
+_LIKER = "draws pictures more like {true} than its controls are ({name} {numbers})"
 _PICTURES = (
-    Choice(measurement="gallery_top1", where={"distance": "mse", "rows": "difference"}, says=_ADDED),
     Choice(measurement="gallery_top1", where={"distance": "mse"}, says=_NEAREST),
     Choice(measurement="psnr_gain", where={"over": "B3"}, says=_CLOSER),
     Choice(measurement="psnr_gain", where={"over": "B0"}, says=_CLOSER),
     Choice(measurement="gallery_top1", says=_NEAREST),
-    Choice(measurement="gallery_top5", says="draws pictures of which {rate} have the true image among the five nearest "
+    Choice(measurement="gallery_top5", says="draws pictures of which {rate} have {true} among the five nearest "
                                             "({numbers})"),
-    Choice(measurement="median_rank", says="draws pictures by which the true image is found, median rank {numbers}"),
+    Choice(measurement="median_rank", says="draws pictures by which {true} is found, median rank {numbers}"),
     *(Choice(measurement=f"{name}_gain", says=_LIKER) for name in ("psnr", "ssim", "perceptual_mini", "lpips_alex")),
 )  # fmt: skip
 _LABELS = "tells the class of an image within its domain, balanced accuracy {numbers}"
@@ -94,7 +91,10 @@ def _found(what: str, *without: str) -> tuple[Choice, ...]:
 
 HEADLINES: Mapping[str, Headline] = {
     "set-reconstruction": Headline(question="who", choices=(
-        Choice(measurement="exact_list", says="names every image of {hits} of {n} clients{among} ({numbers})"),
+        Choice(measurement="exact_list", where={"held": "100%"}, says=_LISTED),
+        Choice(measurement="exact_list", without=("held",), says=_LISTED),
+        Choice(measurement="exact_list",
+               says="names every image of {hits} of {n} clients that it has at all{among} ({numbers})"),
         Choice(measurement="precision", says="names a client's images{among}, precision {numbers}"),
         Choice(measurement="auc", says=_MEMBERS),
         *_few(),

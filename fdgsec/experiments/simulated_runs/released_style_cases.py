@@ -94,11 +94,15 @@ def as_if_released(simulator: Simulator, question: Question) -> Cases:
 
 
 def add_one_record(simulator: Simulator, question: Question) -> Cases:
-    """A client before and after one image was added, `count` cases per domain."""
+    """A client before and after one image was added, `count` cases per domain.
+
+    It holds the run's images of the domain, but for those that the adversary holds; no cases where it holds all."""
     result: Cases = []
     for domain in simulator.sources:
         where = simulator.domain_name(domain)
-        holds = simulator.roles.federation.of_domain(domain)
+        holds = simulator.unheld(simulator.roles.federation.of_domain(domain))
+        if not len(holds):
+            continue
         pool = simulator.roles.held_out.of_domain(domain)
         order = torch.randperm(len(pool), generator=simulator.rng("add-one", domain))
         gallery = pool.subset(torch.randperm(len(pool), generator=simulator.rng("add-one-gallery", domain)))

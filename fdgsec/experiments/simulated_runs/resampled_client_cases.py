@@ -77,7 +77,7 @@ def candidates_of(
         others = outside[: question.gallery - len(own)]
         kept, left = (max(1, round(question.held * len(part))) for part in (own, others))
         both, inside = torch.cat([own[:kept], others[:left]]), kept
-        slices = {"gallery": len(own) + len(others), "held": f"{question.held:.0%}"}
+        slices = {"gallery": len(own) + len(others), "held": f"{100 * question.held:g}%"}
     mixed = torch.randperm(len(both), generator=rng)
     return both[mixed], mixed < inside, slices
 

@@ -222,8 +222,13 @@ class Simulator:
 
     def others(self, domain: int) -> DomainDataset:
         """Images of a domain that the adversary does not hold at all: neither auxiliary ones nor a client's own."""
-        pool, known = self.drawable(domain), self.known_images()
-        return pool.subset(torch.tensor([i for i, name in enumerate(pool.ids) if name not in known], dtype=torch.int64))
+        return self.unheld(self.drawable(domain))
+
+    def unheld(self, images: DomainDataset) -> DomainDataset:
+        """Those of some images that the adversary does not hold."""
+        known = self.known_images()
+        rows = [place for place, name in enumerate(images.ids) if name not in known]
+        return images.subset(torch.tensor(rows, dtype=torch.int64))
 
     @property
     def open_domains(self) -> Sequence[int]:

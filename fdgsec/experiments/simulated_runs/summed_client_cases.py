@@ -47,7 +47,7 @@ def sums(simulator: Simulator, question: Question) -> Cases:
             domain=where, candidates=blinded(candidates),
             slice={
                 "domain": where, "n_per_client": question.records, "clients": question.clients,
-                "gallery": _gallery_size(question, simulator), "held": f"{question.held:.0%}",
+                "gallery": _gallery_size(question, simulator), "held": f"{100 * question.held:g}%",
             },
         )  # fmt: skip
         result.append((case, Truth(members=members)))

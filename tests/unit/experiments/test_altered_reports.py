@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from fdgsec.cli import main
-from fdgsec.federation.run_folder import new_folder
+from fdgsec.experiments.report.attack_report import AttackReport
+from fdgsec.federation.run_folder import new_folder, reserved
 from fdgsec.runtime.checked_files import write_sums
 from fdgsec.runtime.errors import UsageError
 from tests.unit.experiments.test_report_findings import LISTS, done, report
@@ -48,3 +49,21 @@ def test_a_file_is_not_replaced_by_a_folder_whose_path_leads_through_a_missing_o
 
     assert notes.read_text() == "mine"
     assert list(tmp_path.iterdir()) == [notes]
+
+
+def test_a_run_is_not_replaced_by_a_report_whose_path_leads_through_a_missing_folder(run: Path):
+    (run / "transcript.jsonl").write_text("{}")
+
+    with pytest.raises(UsageError, match="would be lost"):
+        AttackReport.of(report([done("set-reconstruction", LISTS)])).save(run.parent / "missing" / ".." / run.name)
+
+    assert (run / "transcript.jsonl").is_file()
+
+
+def test_a_folder_that_is_reserved_by_another_path_of_it_can_be_written(tmp_path: Path):
+    place = tmp_path / "missing" / ".." / "out"
+
+    with reserved(place), new_folder(place) as draft:
+        (draft / "report.json").write_text("{}")
+
+    assert (tmp_path / "out" / "report.json").is_file()

@@ -10,6 +10,7 @@ import torch
 from fdgsec.data.domains import DomainDataset
 from fdgsec.data.roles import Roles, split_roles
 from fdgsec.data.shapes import shapes
+from fdgsec.experiments.attack.own_domains import left_out
 from fdgsec.experiments.setup.run_federation import FederationRun
 from fdgsec.experiments.simulated_runs.challenger import Challenger
 from fdgsec.experiments.simulated_runs.simulator import Simulator
@@ -171,6 +172,7 @@ def test_members_of_a_trained_run_were_trained_on_and_others_were_held_out(roles
         Question(kind="mixtures", count=2, records=8),
         Question(kind="mixtures", count=2, records=8, scheme="domains"),
         Question(kind="sums", count=2, clients=3, records=8, gallery=60),
+        Question(kind="add_one_record", count=2),
     ],
     ids=lambda question: f"{question.kind}{question.scheme and '-'}{question.scheme}",
 )
@@ -209,3 +211,14 @@ def test_forged_messages_are_sent_with_images_of_every_domain(roles: Roles):
     lacking = [len(challenger.drawable(domain)) > len(challenger.others(domain)) for domain in (0, 1, 2)]
     assert lacking == [True, False, False]
     assert challenger.open_domains == [1, 2]
+
+
+def test_a_report_says_which_domain_the_adversary_is_not_asked_about(roles: Roles):
+    question = Question(kind="halves", count=4, records=3)
+    client, server = (challenger_of(roles, CCST(), adversary=name) for name in ("client", "server"))
+
+    told, untold = (left_out({question: one.cases(question)}, one) for one in (client, server))
+
+    assert list(told) == [str(roles.federation.domain_names[0])]
+    assert "no clients of it are drawn for halves" in next(iter(told.values()))
+    assert not untold

@@ -396,17 +396,22 @@ def test_a_reason_that_stops_two_attacks_is_said_once():
 
 
 def test_a_sentence_says_whether_the_candidates_include_all_members():
-    """Whole lists are named only where the adversary holds every image; with half of them none was, 0 of 15."""
+    """Whole lists are named only where the adversary has every image; with half of them none was, 0 of 15."""
     complete, half = (replace(LISTS, slice={**LISTS.slice, "held": held}) for held in ("100%", "50%"))
 
-    assert "among 850 candidates that include them all (" in found(done("set-reconstruction", complete)).sentence
-    assert "among 850 candidates that include 50% of them (" in found(done("set-reconstruction", half)).sentence
+    whole, partial = (found(done("set-reconstruction", lists)).sentence for lists in (complete, half))
+
+    assert "names every image of 15 of 15 clients among 850 candidates that include them all (" in whole
+    assert (
+        "names every image of 15 of 15 clients that it has at all in a gallery of 850, of which it has 50% (" in partial
+    )
 
 
-def test_pictures_of_added_images_are_said_to_need_two_releases():
-    pictures = row("gallery_top1", 0.55, 0.3, 0.8, 0.09, n=11, distance="mse", rows="difference")
+@pytest.mark.parametrize(("name", "where"), [("gallery_top1", {"distance": "mse"}), ("psnr_gain", {"over": "B3"})])
+def test_pictures_of_added_images_are_said_to_need_two_releases(name: str, where: dict[str, str]):
+    pictures = row(name, 0.55, 0.3, 0.8, 0.09, n=11, rows="difference", **where)
 
-    assert "draws pictures of added images, from two releases each" in found(done("style-inversion", pictures)).sentence
+    assert "an image that was added between two releases" in found(done("style-inversion", pictures)).sentence
 
 
 def test_a_median_rank_is_no_link():
