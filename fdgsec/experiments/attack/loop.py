@@ -57,7 +57,7 @@ class _AnsweredQuestions:
     truths: list[Truth] = field(default_factory=list)
     gaps: dict[str, str] = field(default_factory=dict)
     too_large: dict[str, str] = field(default_factory=dict)
-    own: Mapping[str, str] = field(default_factory=dict)
+    own: dict[str, str] = field(default_factory=dict)
 
 
 def attack_named(name: str, config: RunConfig) -> Attack:
@@ -277,7 +277,7 @@ def _answer_questions(requests: Sequence[Question], attack: Attack, setting: Att
             answered.cases.append(case)
             answered.truths.append(truth)
     if isinstance(setting.questions, SimulatedQuestions):
-        answered.own = left_out(found, setting.questions.attack_context.challenger)
+        answered.own.update(left_out(found, setting.questions.attack_context.challenger))
     for question in found if isinstance(setting.questions, SimulatedQuestions) else ():  # others say what they lack
         missing = None if _describe(question) in answered.gaps else _missing_clients(question, found)
         if missing:
