@@ -12,6 +12,7 @@ from tests.support.local_site import Site, serving
 if "PYTEST_XDIST_WORKER" in os.environ:  # networks of several workers on all cores only wait for each other
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start
+os.environ.pop("COLUMNS", None)  # what is printed is as wide as without it
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -148,7 +148,7 @@ def test_another_clients_rows_give_nothing_away(roles: Roles):
 def test_a_client_finds_others_rows_in_the_bank_that_it_received(roles: Roles):
     challenger, knowledge = challenger_of(roles, CCST(style="single", styles_per_client=3), "mini")
     client = Challenger(
-        method=challenger.method, roles=roles, sources=(0,), clients=challenger.clients, adversary=ADVERSARIES["client"],
+        method=challenger.method, roles=roles, sources=(1,), clients=challenger.clients, adversary=ADVERSARIES["client"],
         encoder="mini", seed=0,
     )  # fmt: skip
     cases, truths = parted(client.cases(Question(kind="rounds", count=3, records=20, rounds=1)))

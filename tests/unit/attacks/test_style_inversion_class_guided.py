@@ -120,8 +120,8 @@ def test_line_drawings_and_images_of_one_class_are_refused_with_the_reason():
     known = replace(knowledge(single), unseen=lines)
     assert reconstructions(attack, case, known) == []
     assert {str(row.slice["prior"]): str(row.unavailable) for row in lacking(attack, case, known)} == {
-        "intra of red": "the prior does not have 5 labeled images of each of two classes or more",
-        "third-party of red": "pictures are real images; this prior's are colorized line drawings",
+        "intra": "the prior does not have 5 labeled images of each of two classes or more",
+        "third-party": "pictures are real images; this prior's are colorized line drawings",
     }
     assert len(reconstructions(attack, case, replace(known, auxiliary=PUBLIC))) == 1
 

@@ -46,7 +46,7 @@ def test_priors_without_data_are_reported_with_their_reason_and_not_answered():
     cases = [image_rows(victims(1), "green")]
     reasons = {str(row.slice["prior"]): row.unavailable for row in lacking(MSE, cases, client)}
 
-    assert set(reasons) == {"intra of green", "third-party of green"}
+    assert set(reasons) == {"intra", "third-party"}
     assert {a.slice["prior"] for a in reconstructions(MSE, cases, client)} == {"inter"}
 
 
