@@ -12,7 +12,6 @@ from fdgsec.experiments.report.text import described
 from fdgsec.experiments.report.words import numbers
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.privacy.ledger import epsilon_text
-from fdgsec.runtime.checked_files import SUMS, check_sums
 from fdgsec.runtime.errors import UsageError
 
 Judge = Literal["interval", "value"]
@@ -77,10 +76,7 @@ def gate(
     `allow_inapplicable` an attack that does not apply to what is sent is skipped, unless nothing else is judged: then
     no limit was kept, and each is an error. Raises UsageError for a run that is none or that was altered, unknown
     names, and limits on the wrong side."""
-    path = stored_path(run)
-    if (path.parent / SUMS).is_file():
-        check_sums(path.parent)
-    report = stored_report(run)
+    path, report = stored_path(run), stored_report(run)
     for threshold in thresholds:
         check_names(threshold, report)
     checks = [check for each in thresholds for check in _checks(each, report, judged_by, allow_inapplicable)]

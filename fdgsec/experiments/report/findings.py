@@ -100,7 +100,7 @@ class Finding:
         gallery = row.slice.get("gallery")
         if gallery is None and row.name in ("top1", "gallery_top1") and row.chance:
             gallery = round(1 / row.chance)
-        shown = "" if not gallery else gallery if isinstance(gallery, str) else f"{gallery:,}"
+        shown = f"{gallery:,}" if isinstance(gallery, int) else gallery or ""
         added = row.slice.get("rows") == "difference"
         return self.choice.says.format(
             rate=percent(row.value), hits=round((row.value or 0) * row.n), n=f"{row.n:,}", numbers=numbers(row),
@@ -111,9 +111,9 @@ class Finding:
 
 def _among(gallery: str, held: object) -> str:
     """Which candidates a row is about; of a gallery, members and others, the adversary may have a share alone."""
-    if not gallery or held not in (None, "100%"):
-        return f" in a gallery of {gallery}, of which it has {held}" if gallery else ""
-    return f" among {gallery} candidates{'' if held is None else ' that include them all'}"
+    if gallery and held not in (None, "100%"):
+        return f" in a gallery of {gallery}, of which it has {held}"
+    return f" among {gallery} candidates{' that include them all' if held else ''}" if gallery else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,11 +232,9 @@ def _answer(question: Asked, results: Sequence[AttackResult]) -> Answer:
     mine.sort(key=lambda result: ORDER.index(result.name) if result.name in ORDER else len(ORDER))
     findings = tuple(found for result in mine if (found := finding_of(result)) is not None)
     status = {result.status for result in mine}
-    reason = NOT_RUN if not mine else FAILED if "failed" in status else NOT_APPLICABLE if status == {"skipped"} else ""
-    if reason == NOT_APPLICABLE and any(result.could_not_run for result in mine):
-        reason = STOPPED
-    elif reason == NOT_APPLICABLE and any("(--adversary " in result.reason for result in mine):
-        reason = NOT_OF_THIS_ADVERSARY
+    skipped = NOT_OF_THIS_ADVERSARY if any("(--adversary " in one.reason for one in mine) else NOT_APPLICABLE
+    skipped = STOPPED if any(one.could_not_run for one in mine) else skipped
+    reason = NOT_RUN if not mine else FAILED if "failed" in status else skipped if status == {"skipped"} else ""
     incomplete = {
         STOPPED: [result.name for result in mine if result.could_not_run],
         FAILED: [result.name for result in mine if result.status == "failed"],
