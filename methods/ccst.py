@@ -27,7 +27,6 @@ from typing import Literal, Self
 import torch
 from PIL import Image
 from torch import Tensor
-from torchvision.transforms.functional import pil_to_tensor, to_pil_image
 
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles, StyleBank, StyleStatistics
@@ -269,6 +268,8 @@ def _with_leaky_split(state: State, rng: torch.Generator, *, k: int) -> State:
 
 
 def _through_jpeg(image: Tensor, quality: int) -> Tensor:
+    from torchvision.transforms.functional import pil_to_tensor, to_pil_image  # as slow to import as torch
+
     buffer = BytesIO()
     to_pil_image(image).save(buffer, format="JPEG", quality=quality)
     decoded: Tensor = pil_to_tensor(Image.open(buffer))

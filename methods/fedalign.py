@@ -27,8 +27,6 @@ from typing import Literal, cast
 import numpy as np
 import numpy.typing as npt
 import torch
-from sklearn.cluster import KMeans
-from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor, nn
 from torch.nn import functional, init
 
@@ -199,6 +197,9 @@ class FedAlign(FedCCRL):
 
     def build_pool(self, bank: StyleBank, rng: torch.Generator) -> Pool:
         """Algorithm 2, line 2: k-means on the rows (mu, sigma), with K at most the number of distinct rows."""
+        from sklearn.cluster import KMeans  # takes a second to import
+        from sklearn.exceptions import ConvergenceWarning
+
         rows = torch.cat([bank.mean, bank.std], dim=1).to(torch.float64)
         clusters = min(self.clusters, len(torch.unique(rows, dim=0)))
         with warnings.catch_warnings():  # near-duplicate rows may leave a cluster empty

@@ -2,11 +2,14 @@
 
 import json
 import textwrap
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fdgsec.cli.options import AsJson
+
+if TYPE_CHECKING:
+    from fdgsec.experiments.explain import Explanation
 
 WIDTH = 120
 Name = Annotated[
@@ -17,10 +20,9 @@ Name = Annotated[
 def command(name: Name, as_json: AsJson = False) -> int:
     """Say what an attack, claim, defense, method or target is, what it needs or sends, and how it is measured; of a
     preset, where each of its values comes from; of a word of a report, what it means."""
-    from fdgsec.experiments.explain import explain
     from fdgsec.experiments.explain_words import explained_word
 
-    found = explained_word(name) or explain(name)
+    found = explained_word(name) or _explained_name(name)
     if as_json:
         typer.echo(json.dumps(found.document(), indent=1))
         return 0
@@ -32,3 +34,10 @@ def command(name: Name, as_json: AsJson = False) -> int:
             for part in [line] if whole else textwrap.wrap(line, WIDTH):
                 typer.echo(f"  {part}".rstrip())
     return 0
+
+
+def _explained_name(name: str) -> "Explanation":
+    """As `explain`, whose import takes seconds: words of reports do without it."""
+    from fdgsec.experiments.explain import explain
+
+    return explain(name)

@@ -4,8 +4,10 @@ docs/metrics.md has the definitions with their intervals."""
 
 import re
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
-from fdgsec.experiments.report.schema import AttackReport
+if TYPE_CHECKING:
+    from fdgsec.experiments.report.schema import AttackReport
 
 MEASUREMENTS: Mapping[str, str] = {
     "auc": "Area under the ROC curve: how often a member scores above a non-member. Guessing has .5, certainty 1.",
@@ -100,9 +102,12 @@ WORDS: Mapping[str, str] = {
     "control of a single variant": "A positive control that speaks for one way to draw pictures: where it failed, only "
     "this variant's rows about what was planted are no evidence.",
     "negative control": "Exchanged messages, in which the attack must find nothing.",
-    "B0": "Control of a reconstruction: the mean image of the adversary's prior.",
-    "B2": "Control of a reconstruction: the adversary's image whose style is nearest.",
-    "B3": "Control of a reconstruction: what is drawn from another image's style.",
+    "mean auxiliary image": "A guess without the message (B0 in report.json): the mean of the adversary's images.",
+    "random auxiliary image": "A guess without the message (B1 in report.json): one of the adversary's images.",
+    "nearest auxiliary image": "The adversary's image whose style is nearest to the message (B2 in report.json).",
+    "unrelated reconstruction": "What the same attack draws from another image's style, or with an untrained generator "
+    "(B3 in report.json).",
+    "reconstruction of noise": "What the same attack draws from noise (B4 in report.json).",
     "auxiliary images": "Labeled images of the clients' domains that the adversary has and no client trains on.",
     "artifacts": "The target of a report on vectors of your own (`fdgsec attack --artifacts`).",
     "held-out domain": "The domain that no client has, on which the trained model is tested.",
@@ -186,7 +191,7 @@ def meaning(name: str) -> str:
     return MEASUREMENTS.get(name) or next(patterns, "")
 
 
-def glossary(report: AttackReport) -> Mapping[str, str]:
+def glossary(report: "AttackReport") -> Mapping[str, str]:
     """The measurements and slice entries that a report has, with their meanings, after the words of all reports."""
     rows = [row for attack in report.attacks for row in attack.measurements]
     rows += [c.measurement for attack in report.attacks for found in attack.controls.values() for c in found]

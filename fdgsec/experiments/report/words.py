@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from fdgsec.experiments.report.schema import AttackReport
-from fdgsec.metrics.measurement import Measurement
+if TYPE_CHECKING:
+    from fdgsec.experiments.report.schema import AttackReport
+    from fdgsec.metrics.measurement import Measurement
 
 ADVERSARY_WORDS: Mapping[str, str] = {
     "server": "an honest-but-curious server",
@@ -50,6 +52,12 @@ MEASURE_WORDS: Mapping[str, str] = {
 }  # fmt: skip
 """Measurements in words; others go by their names."""
 
+CONTROL_WORDS: Mapping[str, str] = {
+    "B0": "mean auxiliary image", "B1": "random auxiliary image", "B2": "nearest auxiliary image",
+    "B3": "unrelated reconstruction", "B4": "reconstruction of noise",
+}  # fmt: skip
+"""What a reconstruction is compared with, by its name in report.json (`over` in a slice)."""
+
 
 def kind_in_words(kind: str) -> str:
     """A kind of artifact as a plural: `styles of single images`; of a plug-in its name."""
@@ -83,7 +91,7 @@ def percent(value: float | None) -> str:
     return f"{math.floor(1000 * value) / 10:.1f}%" if value > 0.5 else f"{100 * value:.2g}%"
 
 
-def numbers(row: Measurement) -> str:
+def numbers(row: "Measurement") -> str:
     """Value, interval and baseline: `.88 [.87, .89], baseline .50`."""
     if row.value is None:
         return f"unavailable: {row.unavailable}"
@@ -93,7 +101,7 @@ def numbers(row: Measurement) -> str:
     return f"{rate(row.value)}{unit}{bounds}{baseline}"
 
 
-def measured(row: Measurement) -> str:
+def measured(row: "Measurement") -> str:
     """The measurement with its numbers: `AUC .88 [.87, .89], baseline .50`."""
     return f"{MEASURE_WORDS.get(row.name, row.name)} {numbers(row)}"
 
@@ -103,7 +111,7 @@ def listed(names: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
-def kinds_sent(report: AttackReport) -> list[str]:
+def kinds_sent(report: "AttackReport") -> list[str]:
     """The kinds that clients send, in the order of their first message; models and scores last."""
     kinds = [str(row["kind"]) for row in report.artifacts if str(row["sender"]).startswith("client")]
     kinds += [str(row["kind"]) for row in report.artifacts if row["kind"] == "InterpolationStyle"]
@@ -111,6 +119,6 @@ def kinds_sent(report: AttackReport) -> list[str]:
     return list(dict.fromkeys(kinds))
 
 
-def released_words(report: AttackReport) -> str:
+def released_words(report: "AttackReport") -> str:
     """What the target sends, in words: `one pooled style per client`."""
     return listed([KIND_WORDS.get(kind, kind) for kind in kinds_sent(report)]) or "what it sends"

@@ -10,7 +10,6 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torchvision.models import squeezenet1_0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,5 +143,7 @@ def squeezenet_encoder() -> nn.Sequential:
     """Build SqueezeNet 1.0 up to and including fire5: ImageNet-normalized (N, 3, H, W) to (N, 256, ~H/8, ~W/8).
 
     Module numbers are those of torchvision's `features`, of which these are the first eight."""
+    from torchvision.models import squeezenet1_0  # as slow to import as torch
+
     features = cast("nn.Sequential", squeezenet1_0(weights=None).features)
     return nn.Sequential(*list(features)[:8])

@@ -9,7 +9,9 @@ EfficientNet-Lite0 is not torchvision's; its stages end where the side halves, a
 Differs from torchvision: images are normalized inside the model. MobileNetV3's dropout (.2) draws from a stream that
 its training gives it (fdgsec/nn/networks/dropout.py); SqueezeNet's (.5) is left out. SqueezeNet's head is linear,
 without the ReLU between its last convolution and the average, so logits are a linear function of the features, as in
-all the others, and may be negative."""
+all the others, and may be negative.
+
+What builds a network imports torchvision when it is called: its import takes as long as torch's own."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -18,15 +20,12 @@ from pathlib import Path
 from typing import Literal, cast, get_args
 
 import torch
-import torchvision.models
 from torch import Tensor, nn
 from torch.nn import init
-from torchvision.ops import FrozenBatchNorm2d
 
 from fdgsec.nn.networks import weights
 from fdgsec.nn.networks.dropout import Dropout
 from fdgsec.nn.networks.efficientnet_lite import FEATURES, EfficientNetLite0
-from fdgsec.nn.networks.residual import BasicBlock, Bottleneck, InvertedResidual, without_batch_norm
 from fdgsec.runtime.errors import UsageError, unknown_name
 
 Norm = Literal["batch", "group", "frozen"]
@@ -169,6 +168,8 @@ def build_classifier(
         raise UsageError(f"weights_path {weights_path} is given, but pretrained is off: turn it on, or drop the path.")
     if pretrained and backbone not in weights.CATALOG:
         raise UsageError(f"{backbone} has no pretrained weights; build it with pretrained=False.")
+    from fdgsec.nn.networks.residual import without_batch_norm
+
     with torch.device("meta"):
         network = _network(backbone, norm)
         if norm != "batch":
@@ -199,11 +200,14 @@ def drawn_head(backbone: str, width: int, classes: int, *, rng: torch.Generator 
 
 def _network(backbone: str, norm: Norm) -> nn.Module:
     """Build torchvision's module (or ours, for tiny and Lite0), with in-place blocks only where `norm` allows them."""
-    library = torchvision.models
     if backbone == "tiny":
         return _tiny()
     if backbone == "efficientnet_lite0":
         return EfficientNetLite0()
+    from torchvision import models as library
+
+    from fdgsec.nn.networks.residual import BasicBlock, Bottleneck, InvertedResidual
+
     if backbone == "resnet18":
         return cast(
             nn.Module, library.ResNet(library.resnet.BasicBlock if norm == "batch" else BasicBlock, [2, 2, 2, 2])
@@ -236,6 +240,8 @@ def _tiny() -> nn.Sequential:
 
 def _initialize(backbone: str, module: nn.Module, rng: torch.Generator) -> None:
     """Draw the own parameters of `module` from `rng`, as torchvision's constructor of `backbone` does."""
+    from torchvision.ops import FrozenBatchNorm2d
+
     if isinstance(module, nn.BatchNorm2d | nn.GroupNorm | FrozenBatchNorm2d):
         _initialize_norm(module)
     elif isinstance(module, nn.Conv2d):

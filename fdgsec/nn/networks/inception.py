@@ -6,17 +6,15 @@ the published file fits both."""
 
 from typing import cast
 
-import torchvision.models
-from pytorch_fid import inception as blocks
 from torch import nn
 
 
 def inception_fid() -> nn.Module:
     """Build the network without weights; pytorch-fid's constructor would download them."""
-    network = cast(
-        nn.Module,
-        torchvision.models.inception_v3(weights=None, num_classes=1008, aux_logits=False, init_weights=False),
-    )
+    from pytorch_fid import inception as blocks
+    from torchvision.models import inception_v3  # as slow to import as torch
+
+    network = cast(nn.Module, inception_v3(weights=None, num_classes=1008, aux_logits=False, init_weights=False))
     for name, width, pool in (("Mixed_5b", 192, 32), ("Mixed_5c", 256, 64), ("Mixed_5d", 288, 64)):
         setattr(network, name, blocks.FIDInceptionA(width, pool_features=pool))
     for name, width in (("Mixed_6b", 128), ("Mixed_6c", 160), ("Mixed_6d", 160), ("Mixed_6e", 192)):

@@ -11,7 +11,6 @@ from types import MappingProxyType
 from typing import cast
 
 import torch
-import torchvision.models
 from torch import Tensor, nn
 
 from fdgsec.nn.networks.adain_codec import VGG16_WIDTHS, SmallVggDecoder, vgg_decoder, vgg_encoder
@@ -74,6 +73,12 @@ class WeightEntry:
         return {key: tuple(tensor.shape) for key, tensor in network.state_dict().items()}
 
 
+def _torchvision_network(name: str) -> nn.Module:
+    from torchvision.models import get_model  # as slow to import as torch
+
+    return cast(nn.Module, get_model(name, weights=None))
+
+
 def _imagenet(
     name: str,
     digest: str,
@@ -87,7 +92,7 @@ def _imagenet(
         what=f"torchvision's {name}, ImageNet-1k (IMAGENET1K_{version})",
         url=f"https://download.pytorch.org/models/{file or name}-{digest[:8]}.pth",
         sha256=digest,
-        build=cast(Callable[[], nn.Module], partial(torchvision.models.get_model, name, weights=None)),
+        build=partial(_torchvision_network, name),
         converted=converted,
     )
 

@@ -8,13 +8,12 @@ once for all images and only the weights per image."""
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
-from torchvision.transforms.v2 import InterpolationMode
-from torchvision.transforms.v2 import functional as library
 
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import integer_seed
@@ -40,17 +39,23 @@ class Operation:
 Chain = Sequence[Operation]
 
 
+def _library() -> ModuleType:
+    from torchvision.transforms.v2 import functional  # as slow to import as torch
+
+    return cast(ModuleType, functional)
+
+
 def _affine(images: Tensor, *, shift: tuple[int, int] = (0, 0), slant: tuple[float, float] = (0.0, 0.0)) -> Tensor:
     corner = [0.0, 0.0] if any(slant) else None  # torchvision slants about the corner, shifts about the center
-    made = library.affine(
+    made = _library().affine(
         images, angle=0.0, translate=list(shift), scale=1.0, shear=[math.degrees(math.atan(s)) for s in slant],
-        interpolation=InterpolationMode.BILINEAR, center=corner,
+        interpolation=_library().InterpolationMode.BILINEAR, center=corner,
     )  # fmt: skip
     return cast(Tensor, made)
 
 
 def _rotated(images: Tensor, degrees: float) -> Tensor:
-    return cast(Tensor, library.rotate(images, degrees, interpolation=InterpolationMode.BILINEAR))
+    return cast(Tensor, _library().rotate(images, degrees, interpolation=_library().InterpolationMode.BILINEAR))
 
 
 _OPERATIONS: Mapping[str, Callable[[Tensor, float], Tensor]] = {
@@ -59,14 +64,14 @@ _OPERATIONS: Mapping[str, Callable[[Tensor, float], Tensor]] = {
     "TranslateX": lambda images, pixels: _affine(images, shift=(int(pixels), 0)),
     "TranslateY": lambda images, pixels: _affine(images, shift=(0, int(pixels))),
     "Rotate": _rotated,
-    "Posterize": lambda images, bits: cast(Tensor, library.posterize(images, bits=int(bits))),
-    "Solarize": lambda images, share: cast(Tensor, library.solarize(images, threshold=255.0 * share)),
-    "AutoContrast": lambda images, _: cast(Tensor, library.autocontrast(images)),
-    "Equalize": lambda images, _: cast(Tensor, library.equalize(images)),
-    "Brightness": lambda images, more: cast(Tensor, library.adjust_brightness(images, brightness_factor=1 + more)),
-    "Color": lambda images, more: cast(Tensor, library.adjust_saturation(images, saturation_factor=1 + more)),
-    "Contrast": lambda images, more: cast(Tensor, library.adjust_contrast(images, contrast_factor=1 + more)),
-    "Sharpness": lambda images, more: cast(Tensor, library.adjust_sharpness(images, sharpness_factor=1 + more)),
+    "Posterize": lambda images, bits: cast(Tensor, _library().posterize(images, bits=int(bits))),
+    "Solarize": lambda images, share: cast(Tensor, _library().solarize(images, threshold=255.0 * share)),
+    "AutoContrast": lambda images, _: cast(Tensor, _library().autocontrast(images)),
+    "Equalize": lambda images, _: cast(Tensor, _library().equalize(images)),
+    "Brightness": lambda images, more: cast(Tensor, _library().adjust_brightness(images, brightness_factor=1 + more)),
+    "Color": lambda images, more: cast(Tensor, _library().adjust_saturation(images, saturation_factor=1 + more)),
+    "Contrast": lambda images, more: cast(Tensor, _library().adjust_contrast(images, contrast_factor=1 + more)),
+    "Sharpness": lambda images, more: cast(Tensor, _library().adjust_sharpness(images, sharpness_factor=1 + more)),
 }
 SIGNED: Mapping[str, float] = {
     "ShearX": 0.3, "ShearY": 0.3, "TranslateX": 1 / 3, "TranslateY": 1 / 3, "Rotate": 30.0,

@@ -52,6 +52,18 @@ def test_nothing_heavy_is_loaded_before_a_verb_works(arguments: list[str], code:
     assert HEAVY.isdisjoint(found["loaded"])
 
 
+def test_words_of_reports_are_explained_without_torch():
+    found = measured("explain", "auc")
+
+    assert found["code"] == 0
+    assert HEAVY.isdisjoint(found["loaded"])
+
+
+@pytest.mark.parametrize("name", ["ccst", "linkage", "private-styles", "no-such-name"])
+def test_names_are_explained_without_libraries_of_networks_and_learning(name: str):
+    assert {"torchvision", "sklearn", "matplotlib"}.isdisjoint(measured("explain", name)["loaded"])
+
+
 @pytest.mark.skipif(not STATUS.exists(), reason="peak memory is read from /proc")
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["nonsense"], ["attack", "--nonsense"]], ids=" ".join)
 def test_starting_up_costs_a_fraction_of_a_second_and_little_memory(arguments: list[str]):
