@@ -80,7 +80,9 @@ Dataset = Annotated[
 ]  # fmt: skip
 Seed = Annotated[
     int | None,
-    typer.Option("--seed", help="Random seed; with --run that of the attacks alone.", show_default="0, or the run's"),
+    typer.Option(
+        "--seed", min=0, help="Random seed; with --run that of the attacks alone.", show_default="0, or the run's"
+    ),
 ]
 Attacks = Annotated[
     list[str] | None, typer.Option("--attack", help="Only this attack; repeatable.", rich_help_panel="Attack")
@@ -150,6 +152,7 @@ def command(
         profile=profile or str(stored.get("profile", "quick")), seed=seed,
         assignments=(*o.shortcuts(lr, epochs, batch_size), *(set_ or ())),
         data_root=data_root, fresh=fresh, dry_run=dry_run, out=out, as_json=as_json, every=every,
+        training={"lr": lr, "epochs": epochs},
     )  # fmt: skip
     said = {"target": target, "preset": preset, "config": config, "defense": defense}
     about_vectors = {
@@ -203,6 +206,7 @@ class _Chosen:
     out: Path | None
     as_json: bool
     every: bool
+    training: Mapping[str, float | None]
 
     def folder(self, what: str, *settings: object, seeded: bool = True) -> Path:
         """Where the report goes: --out, or a name of its own under runs/."""
@@ -219,6 +223,7 @@ def _on_target(
 
     given = {**settings, "seed": chosen.seed, "attacks": chosen.attacks or None, "adversary": chosen.adversary}
     config = attack_settings(target, given, profile=chosen.profile, preset=preset, assignments=chosen.assignments)
+    o.check_trained(config.rounds, **chosen.training)
     if chosen.attacks:
         experiment.check_attacks(config)
     if chosen.dry_run:

@@ -86,6 +86,13 @@ def shortcuts(learning_rate: float | None, epochs: int | None, batch_size: int |
     return tuple(f"method.plan.{name}={value}" for name, value in told.items() if value is not None)
 
 
+def check_trained(rounds: int, **told: float | None) -> None:
+    """Raise UsageError for an option of training, by its name, where there are no rounds."""
+    for name, value in told.items():
+        if value is not None and rounds == 0:
+            raise UsageError(f"--{name} acts in training, and rounds is 0; add --rounds N, or leave it out.")
+
+
 Dataset = Annotated[
     str, typer.Option("--dataset", help="A dataset by name (`fdgsec list datasets`).", rich_help_panel="Data")
 ]
@@ -101,7 +108,7 @@ Config = Annotated[
     Path | None,
     typer.Option("--config", help="Settings from a file: TOML as in presets, or a run's config.json."),
 ]
-Seed = Annotated[int, typer.Option("--seed", help="Random seed.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Random seed.")]
 ProfileName = Annotated[
     str, one_of("quick", "full", flags=["--profile"], help="quick takes minutes, with caps.", panel="Options")
 ]

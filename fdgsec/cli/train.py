@@ -28,7 +28,7 @@ Dataset = Annotated[
         "--dataset", help="A dataset by name (`fdgsec list datasets`).", show_default="shapes", rich_help_panel="Data"
     ),
 ]
-Seed = Annotated[int | None, typer.Option("--seed", help="Random seed.", show_default="0")]
+Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Random seed.", show_default="0")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Start anew where an unfinished run is kept in --out.")]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Measure a few steps, say what time, disk and memory the run takes, and stop.")
@@ -91,6 +91,7 @@ def command(
         {**given, **told}, preset=preset or (None if config_file is None else str(config_file)),
         assignments=(*o.shortcuts(lr, epochs, batch_size), *(set_ or ())),
     )  # fmt: skip
+    o.check_trained(config.rounds, lr=lr, epochs=epochs)
     if dry_run:
         return _estimated(config, data_root=data_root, seeds=seeds, as_json=as_json)
     seed, name = config.seed, f"train-{config.method_name}-{config.dataset}-seed{config.seed}"

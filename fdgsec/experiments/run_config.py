@@ -127,6 +127,8 @@ class RunConfig:
             raise UsageError(
                 "norm=frozen keeps the batch norms of pretrained weights as they are; add --pretrained, or use another."
             )
+        if self.pretrained and self.backbone == "tiny":
+            raise UsageError("nobody published weights of the backbone tiny; leave --pretrained out, or name another.")
         check_distinct(self.attacks)
 
     @property

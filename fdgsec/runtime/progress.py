@@ -61,8 +61,11 @@ def output() -> Output:
 
 
 def say_more_or_less(**changes: object) -> None:
-    """Change how much the running command says."""
-    _output.set(replace(_output.get(), **changes))  # type: ignore[arg-type]
+    """Change how much the running command says. Raises UsageError for less and more at once."""
+    chosen = replace(_output.get(), **changes)  # type: ignore[arg-type]
+    if chosen.quiet and chosen.verbose:
+        raise UsageError("--quiet says less and --verbose says more; leave one out.")
+    _output.set(chosen)
 
 
 @contextmanager

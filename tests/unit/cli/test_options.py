@@ -45,3 +45,23 @@ def test_options_of_settings_stand_in_their_groups_in_the_order_of_the_command(c
     page = capsys.readouterr().out
     assert page.index("--seed") < page.index("--data-root") < page.index("--per-domain") < page.index("--encoder")
     assert "Maximum number of images per domain." in " ".join(page.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("attack", "--seed", "-1"), "--seed"),
+        (("train", "--seed", "-1"), "--seed"),
+        (("attack", "--lr", "0.1"), "--lr acts in training, and rounds is 0; add --rounds N, or leave it out."),
+        (("attack", "--epochs", "2"), "--epochs acts in training, and rounds is 0"),
+        (("train", "--rounds", "0", "--lr", "0.1"), "--lr acts in training, and rounds is 0"),
+        (("attack", "--pretrained"), "nobody published weights of the backbone tiny"),
+        (("train", "--backbone", "tiny", "--pretrained"), "nobody published weights of the backbone tiny"),
+        (("attack", "--quiet", "--verbose"), "--quiet says less and --verbose says more; leave one out."),
+    ],
+)
+def test_options_without_effect_are_refused(
+    arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main(arguments) == 2
+    assert said in capsys.readouterr().err
