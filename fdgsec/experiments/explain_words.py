@@ -7,6 +7,7 @@ from typing import ClassVar
 from fdgsec.experiments.attack_measurements import MEASUREMENTS
 from fdgsec.experiments.report.glossary import SLICES, WORDS, meaning
 from fdgsec.experiments.report.vocabulary import meanings
+from fdgsec.experiments.report.words import CONTROL_WORDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,7 @@ class ExplainedWord:
 
 def explained_word(name: str) -> ExplainedWord | None:
     """Explain a word of a report; None for any other."""
+    name = CONTROL_WORDS.get(name, name)
     tables: Mapping[str, str] = {
         "a measurement": meaning(name),
         "an entry of a slice": SLICES.get(name, ""),

@@ -6,12 +6,13 @@ from typing import Any
 from fdgsec.experiments.claims.verdicts import Criterion
 from fdgsec.experiments.report.findings import PROCEDURAL
 from fdgsec.experiments.report.text_tables import markdown_table
+from fdgsec.experiments.report.words import CONTROL_WORDS
 from fdgsec.metrics.effect_sizes import margin_of
 
-OVERVIEW = ("Claim", "Verdict", "The paper's words", "Decided by", "Measured, median seed", "Chance", "Holm's p")
-SEEDS = ("Encoder", "Seed", "Measured", "Chance", "n", "p", "Where", "Alone")
+OVERVIEW = ("Claim", "Verdict", "The paper's words", "Decided by", "Measured, median seed", "Baseline", "Holm's p")
+SEEDS = ("Encoder", "Seed", "Measured", "Baseline", "n", "p", "Where", "Alone")
 OTHERWISE = ("Claim", "Verdict", "Would have decided otherwise")
-BEYOND = ("Encoder", "Seed", "Measured", "Chance", "n", "Where")
+BEYOND = ("Encoder", "Seed", "Measured", "Baseline", "n", "Where")
 PARTIES = {"server": "the server", "client": "a client", "outsider": "an outsider"}
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
@@ -20,10 +21,10 @@ def criterion_text(row: Criterion, *, compared: bool = False) -> str:
     """A criterion in words, as the attack must meet it against the claim."""
     margin = margin_of(row.measurement) if row.margin is None else row.margin
     words = {
-        "twice": "> twice chance", "tenth": "< nine tenths of chance", 0: "> chance",
-        "half": "> half way from chance to a perfect attack",
+        "twice": "> twice the baseline", "tenth": "< nine tenths of the baseline", 0: "> baseline",
+        "half": "> half way from the baseline to a perfect attack",
     }  # fmt: skip
-    over = f"less than {margin} lower" if compared else words.get(margin, f"> chance + {margin}")
+    over = f"less than {margin} lower" if compared else words.get(margin, f"> baseline + {margin}")
     if row.over:
         control = ", ".join(f"{key} {value}" for key, value in row.over.items() if value != "")
         over = f"> that of {control} + {margin}"
@@ -53,7 +54,7 @@ def measured(row: Mapping[str, Any]) -> str:
 
 def population(row: Mapping[str, Any]) -> str:
     """The slice of a row in words."""
-    return ", ".join(f"{key} {value}" for key, value in (row.get("slice") or {}).items())
+    return ", ".join(f"{key} {CONTROL_WORDS.get(str(value), value)}" for key, value in (row.get("slice") or {}).items())
 
 
 def deciding(claim: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -176,13 +177,13 @@ def legend(document: Mapping[str, Any]) -> str:
     """How to read verdicts and numbers."""
     seeds, agree = len(document["seeds"]), document["agreeing"]
     return (
-        f"Contradicted: with {agree} of {seeds} seeds some population's intervals lie beyond chance and margin, and "
-        "p-values of no better than chance hold after Bonferroni over populations, for any dependence between seeds, "
-        f"and Holm over the testable claims of this run. Supported: with {agree} of {seeds} seeds all populations' "
-        "intervals lie on the other side, and all controls passed. Undecided: neither. Each number is that of the "
-        "weakest criterion in the population that speaks most against the claim; intervals are 95%; p is that of no "
-        "better than chance. Alone: the verdict that this encoder and seed would have given. Numbers beyond a claim "
-        "enter no verdict."
+        f"Contradicted: with {agree} of {seeds} seeds some population's intervals lie beyond baseline and margin, and "
+        "p-values of no better than the baseline hold after Bonferroni over populations, for any dependence between "
+        f"seeds, and Holm over the testable claims of this run. Supported: with {agree} of {seeds} seeds all "
+        "populations' intervals lie on the other side, and all controls passed. Undecided: neither. Each number is "
+        "that of the weakest criterion in the population that speaks most against the claim; intervals are 95%; p is "
+        "that of no better than the baseline. Alone: the verdict that this encoder and seed would have given. Numbers "
+        "beyond a claim enter no verdict."
     )
 
 

@@ -321,7 +321,7 @@ def reservation_of(row: Row) -> str:
     """Why a row without a leak is no evidence of protection; empty where it is."""
     interval = row["low"], row["high"], row["chance"]
     if lies_behind_chance(row["name"], *interval, higher=row["higher_is"] == "leak"):
-        return "worse than chance, so the answers do depend on the truth"
+        return "worse than the baseline, so the answers do depend on the truth"
     defenses = row.get("not_adapted_to")
     return row.get("unread") or (f"the attack is not adapted to {defenses}" if defenses else "")
 

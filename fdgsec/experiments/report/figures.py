@@ -29,18 +29,19 @@ PLACES = ("best", "median", "worst")
 """The reconstructions of each domain that are shown."""
 
 CONTROLS = {
-    "B0": "B0 mean\nof prior",
-    "B2": "B2 nearest\npublic",
-    "B3": "B3 of\nanother",
+    "B0": "mean\nauxiliary",
+    "B2": "nearest\nauxiliary",
+    "B3": "result of\nanother",
 }
+"""Controls that are drawn beside each reconstruction, as titles of columns."""
 CELL = (1.15, 1.28)
 """The width and height of a picture with its text, in inches."""
 WIDE, TALL = 0.92, 0.92 * CELL[0] / CELL[1]
 """The picture's own shares of them."""
 MARGIN, HEAD = 0.5, 0.42
 """The room for the names of lines and of columns, in inches."""
-OTHER_B3 = {"perturbations": "B3 untrained\ngenerator"}
-"""The name of control B3 if it is not the reconstruction from another row."""
+OTHER_B3 = {"perturbations": "untrained\ngenerator"}
+"""The title of control B3 if it is not the reconstruction from another row."""
 
 
 def png(canvas: Canvas) -> bytes:

@@ -13,7 +13,7 @@ from fdgsec.experiments.report.findings import Answer, Finding, Findings, findin
 from fdgsec.experiments.report.glossary import glossary
 from fdgsec.experiments.report.headlines import HEADLINES
 from fdgsec.experiments.report.pages import page, source
-from fdgsec.experiments.report.remedies import remedies
+from fdgsec.experiments.report.remedies import Remedy, remedies
 from fdgsec.experiments.report.schema import AttackReport, AttackResult, Figure
 from fdgsec.experiments.report.text import controls_of, described, interval, number, promises, unread
 from fdgsec.experiments.report.words import (
@@ -63,10 +63,16 @@ def render(
         assumptions=report.guarantees[0]["assumptions"] if report.guarantees else (),
         controls=_controls(report.attacks), columns=COLUMNS, all_columns=("attack", *COLUMNS), rows=rows,
         glossary_note=GLOSSARY_NOTE, script=Markup(source("rows.js")),
-        remedies=[(one.defense, one.does, one.price or "not measured") for one in remedies(report)],
+        remedies=[_remedy(one) for one in remedies(report)],
         messages=_messages(report), first_messages=_first_messages(report), facts=_facts(report), settings=stated,
         glossary=glossary(report),
     )  # fmt: skip
+
+
+def _remedy(one: Remedy) -> Row:
+    if one.refused:
+        return one.defense, f"refused by this method: {one.refused}", "", ""
+    return one.defense, one.does, one.left or "not measured", one.price or "not measured"
 
 
 def _title(report: AttackReport) -> str:
@@ -137,12 +143,14 @@ def _attack(result: AttackResult) -> Mapping[str, object]:
         "says": found.phrase if found is not None and found.holds else "",
         "flagged": "" if found is None else _counted(found),
         "seconds": result.seconds, "rows": [_cells(row) for row in shown[:LEAD_ROWS]],
-        "figures": [
-            {"name": one.name, "title": one.title, "caption": one.caption, "src": _embedded(one)}
-            for one in result.figures
-        ],
+        "figures": [_figure(one) for one in result.figures],
         "controls": controls, "controls_summary": controls_of(result) if controls else "",
     }  # fmt: skip
+
+
+def _figure(one: Figure) -> Mapping[str, str]:
+    kind = "plot" if one.data else "pictures"  # in the dark, plots are inverted
+    return {"name": one.name, "title": one.title, "caption": one.caption, "src": _embedded(one), "kind": kind}
 
 
 def _passed(control: Control) -> str:

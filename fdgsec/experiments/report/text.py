@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from fdgsec.experiments.report.schema import AttackReport, AttackResult
+from fdgsec.experiments.report.words import CONTROL_WORDS
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.privacy.ledger import guarantee_line
 
@@ -19,7 +20,7 @@ def interval(row: Measurement) -> str:
 
 def described(row: Measurement) -> str:
     """The slice in words."""
-    return ", ".join(f"{key} {value}" for key, value in row.slice.items())
+    return ", ".join(f"{key} {CONTROL_WORDS.get(str(value), value)}" for key, value in row.slice.items())
 
 
 def headline(row: Measurement) -> bool:

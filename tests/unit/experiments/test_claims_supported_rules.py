@@ -62,7 +62,7 @@ def test_an_attack_that_is_wrong_more_often_than_chance_does_not_support_that_no
     said, found = verdict([auc(0.0, 0.05, domain="photo")])
 
     assert said == "undecided"
-    assert "worse than chance" in found.reservation
+    assert "worse than the baseline" in found.reservation
 
 
 def test_an_auc_a_little_below_chance_still_supports() -> None:

@@ -78,15 +78,15 @@ def test_every_claim_is_explained_with_its_paper_rule_and_command(name: str):
 
 
 def test_thresholds_are_those_of_the_verdicts():
-    assert sections("stablefdg-labels")["against it speak"] == "auc > chance + 0.05 (learned_on same domain)"
+    assert sections("stablefdg-labels")["against it speak"] == "auc > baseline + 0.05 (learned_on same domain)"
     assert (
         sections("fedalign-reconstruction")["against it speak"]
         .splitlines()[-1]
-        .startswith("gallery_top1 > half way from chance to a perfect attack")
+        .startswith("gallery_top1 > half way from the baseline to a perfect attack")
     )
     in_pictures = "(prior own, loss mse, rows as_if_released, class_from picture, domain not art_painting)"
     assert sections("ccst-content")["against it speak"].splitlines() == [
-        f"balanced_accuracy > chance + 0.05 {in_pictures}",
+        f"balanced_accuracy > baseline + 0.05 {in_pictures}",
         f"balanced_accuracy > that of class_from exchanged picture + 0.05 {in_pictures}",
     ]
     assert sections("fisc-noise")["against it speak"] == "auc less than 0.05 lower"

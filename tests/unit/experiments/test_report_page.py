@@ -126,15 +126,45 @@ def test_the_page_says_who_from_what_what_was_not_tested_and_how_it_was_made():
         assert part in text
 
 
-def test_defenses_are_offered_where_something_leaks_and_priced_only_where_that_was_measured():
-    offered = {one.defense.partition(":")[0]: one.price for one in remedies(attacked())}
+def test_defenses_are_offered_where_something_leaks_with_what_is_left_where_that_was_measured():
+    offered = {one.defense.partition(":")[0]: one for one in remedies(attacked())}
 
-    assert offered["private-styles"] == ""
-    assert "on PACS" in offered["style-noise"]
+    assert "lists" in offered["style-noise"].left
+    assert offered["secure-aggregation"].price == ""
     assert remedies(attacked(target="somebody's", artifacts=[])) == []
     assert "style-noise" not in {
         one.defense.partition(":")[0] for one in remedies(attacked(defenses=[{"name": "style-noise", "options": {}}]))
     }
+
+
+def test_a_defense_that_the_method_refuses_stands_last_with_the_reason():
+    offered = remedies(attacked(target="fisc", method="fisc+mixstyle"))
+
+    refused = [one for one in offered if one.refused]
+    assert refused == offered[-len(refused) :]
+    assert {one.defense for one in refused} == {"private-styles:epsilon=8", "secure-aggregation"}
+    text = read(render(attacked(target="fisc", method="fisc+mixstyle"))).text
+    assert "refused by this method: private-styles cannot protect FISC per record" in text
+
+
+def test_controls_of_reconstructions_and_gains_over_them_are_named_in_words():
+    gain = row("psnr_gain", 1.0, 0.5, 1.5, 0.0, over="B3", prior="intra")
+    drawn = replace(attacked().attacks[0], name="style-inversion", measurements=[gain], figures=())
+
+    text = read(render(attacked(attacks=[drawn]))).text
+
+    assert "over unrelated reconstruction, prior intra" in text
+    assert "over B3" not in text
+
+
+def test_plots_can_be_inverted_in_the_dark_and_pictures_are_not():
+    membership = attacked().attacks[0]
+    plot = replace(membership.figures[0], data={"fpr": [0.0, 1.0]})
+    grid = replace(membership.figures[0], name="grid")
+
+    page = render(attacked(attacks=[replace(membership, figures=[plot, grid])]))
+
+    assert [found[1] for found in re.finditer(r'<img class="(\w+)"', page)] == ["plot", "pictures"]
 
 
 def test_offered_defenses_and_targets_exist():
