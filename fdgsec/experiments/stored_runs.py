@@ -11,6 +11,8 @@ from fdgsec.experiments.compare.web_page import sentence
 from fdgsec.experiments.report.findings import findings_of
 from fdgsec.experiments.report.stored import report_of
 from fdgsec.experiments.report.words import listed, rate
+from fdgsec.runtime.checked_files import check_listed
+from fdgsec.runtime.errors import DataError
 
 Document = Mapping[str, Any]
 
@@ -91,7 +93,10 @@ def stored_runs(root: Path) -> Sequence[StoredRun]:
 
 def _run(path: Path) -> StoredRun:
     try:
+        check_listed(path)
         verb, about, found = READERS[path.name](json.loads(path.read_text()))
+    except DataError as error:
+        verb, about, found = "?", "", str(error)
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         verb, about, found = "?", "", f"{path.name} cannot be read: {type(error).__name__} {error}"
     finished = datetime.fromtimestamp(path.stat().st_mtime).astimezone()

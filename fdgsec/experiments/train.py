@@ -39,7 +39,6 @@ from fdgsec.federation.run_folder import check_replaceable, environment, new_fol
 from fdgsec.nn.styles.encoders import code_sha256
 from fdgsec.nn.styles.image_styles import encoder_named
 from fdgsec.nn.training.test_time_adaptation import Tent, adaptation_named, prepare_for_tent
-from fdgsec.runtime.checked_files import write_sums
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.progress import Progressive
 from fdgsec.runtime.random_streams import stream
@@ -294,7 +293,6 @@ def write_run(report: AttackReport, trained: FederationRun, config: RunConfig, o
         if trained.federation is not None:
             (draft / "federation.json").write_text(json.dumps(dict(trained.federation), indent=1) + "\n")
         trained.transcript.save(draft)
-        write_sums(draft)
 
 
 def _adaptation(config: RunConfig, model: GlobalModel) -> Tent | None:

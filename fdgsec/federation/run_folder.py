@@ -18,7 +18,7 @@ from fdgsec.federation.method import State
 from fdgsec.federation.wire import Transcript
 from fdgsec.nn.training.precision import capabilities, table_rows
 from fdgsec.runtime.cache_files import cache_root, collect_drafts, draft_folder, exchange, sync, sync_tree
-from fdgsec.runtime.checked_files import recalled_folder, remember_folder
+from fdgsec.runtime.checked_files import SUMS, recalled_folder, remember_folder, unlisted, write_sums
 from fdgsec.runtime.disk_room import ROOM, check_room
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.file_locks import locked
@@ -28,8 +28,8 @@ from fdgsec.runtime.tensor_files import read_safetensors
 from fdgsec.runtime.untrusted_text import read_json_object
 from fdgsec.runtime.version import __version__
 
-MARKS = ("report.json", "transcript.jsonl", "sweep.json", "audit.json", "comparison.json", "unfinished/run.json")
-"""Files that mark a folder as written by fdgsec, which may then replace it."""
+RESUMED = "unfinished/"
+"""Where a training keeps its rounds in the folder that will hold the run (fdgsec.federation.checkpoints)."""
 VERSIONED = ("torchvision", "numpy", "scipy", "scikit-learn")
 """Packages beside torch whose versions decide numbers: transforms, random draws, tests and fits."""
 
@@ -91,7 +91,7 @@ def save_run(folder: Path, transcript: Transcript, states: Mapping[str, State], 
     """Store a transcript, the clients' states and plain facts under `folder`, completely or not at all.
 
     The folder is sealed under its own name, the key of the run."""
-    if folder.exists() and not _is_ours(folder):  # damaged, so that nothing marks it as fdgsec's any more
+    if folder.exists():  # damaged, or it would have been used
         shutil.rmtree(folder)
     with new_folder(folder, private=True) as draft:
         transcript.save(draft)
@@ -121,19 +121,23 @@ def _read_run(folder: Path) -> StoredRun:
 
 
 @contextmanager
-def new_folder(path: Path, *, private: bool = False) -> Iterator[Path]:
+def new_folder(path: Path, *, private: bool = False, only: str = "") -> Iterator[Path]:
     """Yield a draft folder; it takes the place of `path` in one step on success and is deleted on failure.
 
-    Its content is on the disk before it does. Others may read it as far as the umask allows, unless it is `private`. An
-    existing `path` is replaced only if it is empty or was written by fdgsec (it holds one of MARKS). Raises InUseError
-    where another process writes it."""
-    path = Path(os.path.abspath(path))  # "missing/../out" is the folder "out", which the checks have to see
-    _check_ours(path)
+    Its content is on the disk before it does, and listed in its SHA256SUMS unless it is `private`; others may then read
+    it as far as the umask allows. An existing `path` is replaced only where fdgsec wrote all that is in it, and `only`
+    such folders that have the file of this name. Raises UsageError for others, InUseError where another process writes
+    it."""
+    path = place_of(path)
+    if not private:
+        _check_ours(path, only)
     with locked(path, what="the folder"):
-        _recover(path)
+        _recover(path, private=private)
         collect_drafts(path)
         with draft_folder(path, private=private) as draft:
             yield draft
+            if not private:
+                write_sums(draft)
             sync_tree(draft)
             _put_in_place(draft, path)
             sync(path.parent)
@@ -151,10 +155,12 @@ def _put_in_place(draft: Path, path: Path) -> None:
         shutil.rmtree(_previous(path))
 
 
-def _recover(path: Path) -> None:
+def _recover(path: Path, *, private: bool) -> None:
     """Put back what a process that was killed between two renames had moved aside."""
     aside = _previous(path)
     if aside.exists():
+        if not private:
+            _check_ours(aside)
         if path.exists():
             shutil.rmtree(aside)
         else:
@@ -174,29 +180,42 @@ def reserved(out: Path | None) -> Iterator[None]:
     if out is None:
         yield
         return
-    out = Path(os.path.abspath(out))
+    out = place_of(out)
     check_room(out.parent, needed=ROOM, option="--out")
     with locked(out, what="the folder"):
         yield
 
 
-def check_replaceable(path: Path) -> None:
-    """Raise UsageError where writing a run to `path` would destroy something that fdgsec did not write.
+def check_replaceable(path: Path, *, only: str = "") -> None:
+    """Raise UsageError where writing a run to `path` would destroy something that fdgsec did not write, or, with
+    `only`, a folder that has not the file of this name.
 
     Raises NoRoomError where it, or the cache, cannot be written or has no room."""
-    path = Path(os.path.abspath(path))
-    _check_ours(path)
+    path = place_of(path)
+    _check_ours(path, only)
     check_room(cache_root(), needed=ROOM, option="FDGSEC_CACHE")
     check_room(path.parent, needed=ROOM, option="--out")
 
 
-def _is_ours(folder: Path) -> bool:
-    return any((folder / mark).exists() for mark in MARKS)
+def place_of(path: str | Path) -> Path:
+    """The folder that a path leads to: one for "out", for "missing/../out" and for a link to it."""
+    return Path(os.path.realpath(path))
 
 
-def _check_ours(path: Path) -> None:
-    path = Path(os.path.abspath(path))
+def _check_ours(path: Path, only: str = "") -> None:
+    """Raise UsageError for a file, and for a folder with files that fdgsec did not write or whose list is not there."""
     if path.is_file():
         raise UsageError(f"--out {path} is a file; name a folder.")
-    if path.is_dir() and any(path.iterdir()) and not _is_ours(path):
-        raise UsageError(f"--out {path} holds files that fdgsec did not write; name a new or empty folder.")
+    if not path.is_dir() or not any(path.iterdir()):
+        return
+    strange = [name for name in unlisted(path) if not name.startswith(RESUMED)]
+    if strange or not _has_list(path):
+        named = f": {strange[0]}" if strange else ""
+        raise UsageError(f"--out {path} holds files that fdgsec did not write{named}; name a new or empty folder.")
+    if only and not (path / only).is_file():
+        raise UsageError(f"--out {path} is the folder of a run, which would be lost; name another folder.")
+
+
+def _has_list(path: Path) -> bool:
+    """Whether a folder says what fdgsec wrote into it: a finished run's list, or the settings of an unfinished one."""
+    return (path / SUMS).is_file() or (path / RESUMED / "run.json").is_file()

@@ -118,18 +118,44 @@ def check_sums(folder: Path) -> None:
     _check(folder, read_bytes(folder / SUMS, largest=_LARGEST_SUMS))
 
 
+def check_listed(path: Path) -> bool:
+    """Whether the SHA256SUMS beside a file lists it. Raises DataError where it is not the file that was listed."""
+    folder, listed = path.parent, {}
+    if (folder / SUMS).is_file():
+        content = read_bytes(folder / SUMS, largest=_LARGEST_SUMS)
+        listed = {name: digest for digest, name in _entries(content, folder)}
+    if path.name in listed:
+        _check_file(path, listed[path.name])
+    return path.name in listed
+
+
+def unlisted(folder: Path) -> list[str]:
+    """What lies in a folder beside the files that its SHA256SUMS lists; everything, where there is no such list."""
+    listed = {SUMS}
+    if (folder / SUMS).is_file():
+        with suppress(DataError):
+            content = read_bytes(folder / SUMS, largest=_LARGEST_SUMS, error=DataError)
+            listed |= {name for _, name in _entries(content, folder)}
+    every = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    found = sorted(path.relative_to(folder).as_posix() for path in every)
+    return found if listed == {SUMS} else [name for name in found if name not in listed]
+
+
 def _check(folder: Path, listed: bytes) -> None:
     for digest, name in _entries(listed, folder):
-        path = folder / name
-        try:
-            with path.open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
-        except FileNotFoundError as error:
-            raise DataError(f"{path} is missing; restore it, or run again.") from error
-        except OSError as error:
-            raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
-        if found != digest:
-            raise DataError(f"{path} is not the file that was written; it was altered. Restore it, or run again.")
+        _check_file(folder / name, digest)
+
+
+def _check_file(path: Path, digest: str) -> None:
+    try:
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError as error:
+        raise DataError(f"{path} is missing; restore it, or run again.") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
+    if found != digest:
+        raise DataError(f"{path} is not the file that was written; it was altered. Restore it, or run again.")
 
 
 def _entries(listed: bytes, folder: Path) -> list[tuple[str, str]]:

@@ -40,7 +40,7 @@ def locked(path: Path, *, what: str, waiting: Callable[[str], None] | None = Non
     again.
 
     Where another process holds it, raises InUseError; with `waiting`, says so once and waits."""
-    place = Path(os.path.abspath(path))  # one for "out" and for "missing/../out"
+    place = Path(os.path.realpath(path))  # one for "out", for "missing/../out" and for a link to it
     if _held[place]:
         handle = None
     else:

@@ -10,7 +10,6 @@ from fdgsec.experiments.report.schema import AttackReport
 from fdgsec.experiments.run_config import RunConfig
 from fdgsec.federation.run_folder import new_folder
 from fdgsec.federation.wire import Transcript
-from fdgsec.runtime.checked_files import write_sums
 
 
 def write_report(
@@ -28,4 +27,3 @@ def write_report(
         for name, content in {**written, **files}.items():
             (draft / name).write_bytes(content)
         transcript.save(draft)
-        write_sums(draft)

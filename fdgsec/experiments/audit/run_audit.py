@@ -39,12 +39,11 @@ from fdgsec.experiments.setup.run_inputs import (
 from fdgsec.federation.defense import HasPolicy, PlansGuarantee, TrainsPrivately, Uses
 from fdgsec.federation.dp_sgd_joint import StepsJointly
 from fdgsec.federation.method import Clock
-from fdgsec.federation.run_folder import check_replaceable, environment
+from fdgsec.federation.run_folder import check_replaceable, environment, new_folder
 from fdgsec.privacy.accounting import Relation, Use
 from fdgsec.privacy.epsilon_bounds import FEWEST_RUNS, AuditResult, audit_runs, exceeds, summary
 from fdgsec.privacy.guarantees import PlannedGuarantee
 from fdgsec.privacy.ledger import Guarantee, Ledger
-from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.progress import Progressive
 from fdgsec.runtime.random_streams import stream
@@ -149,7 +148,7 @@ def audit(
     `attack` raises."""
     started = time.monotonic()
     if out is not None:
-        check_replaceable(out)
+        check_replaceable(out, only="audit.json")
     place = audited_defense(config)
     site = site_of(config, plan, data_root=data_root, progress=progress)
     defense = site.defense_stack.defenses[place]
@@ -160,7 +159,8 @@ def audit(
         found = _messages(site, config, plan, delta, progress, place=place)
     document = _document(config, place, found, seconds=time.monotonic() - started)
     if out is not None:
-        write_atomic(out / "audit.json", json.dumps(document, indent=1) + "\n")
+        with new_folder(out, only="audit.json") as draft:
+            (draft / "audit.json").write_text(json.dumps(document, indent=1) + "\n")
     return document
 
 

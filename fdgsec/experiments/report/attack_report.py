@@ -2,7 +2,6 @@
 
 `schema.AttackReport` is the document that the verbs make; this adds what pages, words and figures make of it."""
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -17,9 +16,8 @@ from fdgsec.experiments.report.series_plots import plot_answers, plot_figure
 from fdgsec.experiments.report.stored import checked_report, report_schema
 from fdgsec.experiments.report.text import controls_of
 from fdgsec.experiments.report.words import MEASURE_WORDS, rate, short
-from fdgsec.federation.run_folder import MARKS, check_replaceable, new_folder
+from fdgsec.federation.run_folder import check_replaceable, new_folder, place_of
 from fdgsec.metrics.measurement import Measurement
-from fdgsec.runtime.checked_files import write_sums
 from fdgsec.runtime.errors import MissingResourceError, UsageError, unknown_name
 
 if TYPE_CHECKING:
@@ -168,15 +166,15 @@ class AttackReport(schema.AttackReport):
 
         A folder that `save` wrote is replaced. Raises UsageError for one that holds anything else: a run's folder has
         its transcript too."""
-        path = Path(os.path.abspath(folder))
-        check_replaceable(path)
-        kept = [mark for mark in MARKS if mark != "report.json" and (path / mark).exists()]
-        if kept:
-            raise UsageError(f"{path} is the folder of a run, whose {kept[0]} would be lost; name another folder.")
-        with new_folder(path) as draft:
+        path = place_of(folder)
+        if (path / "transcript.jsonl").exists():
+            raise UsageError(
+                f"{path} is the folder of a run, whose transcript.jsonl would be lost; name another folder."
+            )
+        check_replaceable(path, only="report.json")
+        with new_folder(path, only="report.json") as draft:
             for name, content in report_files(self).items():
                 (draft / name).write_bytes(content)
-            write_sums(draft)
         return path
 
     def __repr__(self) -> str:

@@ -13,8 +13,9 @@ from fdgsec.experiments.report.html import render
 from fdgsec.experiments.report.pages import source
 from fdgsec.experiments.report.schema import SCHEMA, AttackReport, AttackResult, Figure
 from fdgsec.metrics.measurement import Control, Measurement
-from fdgsec.runtime.checked_files import SUMS, check_sums
+from fdgsec.runtime.checked_files import SUMS, check_listed, check_sums
 from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.progress import warn
 from fdgsec.runtime.untrusted_text import parse_json_object, read_bytes, read_json_object
 
 LARGEST_PICTURE = 2**26
@@ -23,6 +24,8 @@ UNREADABLE = (
     ValueError, LookupError, TypeError, AttributeError, ArithmeticError, AssertionError, TemplateError,
 )  # fmt: skip
 """What reading and showing a document may raise that was not written by fdgsec."""
+
+_told: set[Path] = set()  # reports that were said to be in no list, by this process
 
 
 def stored_path(run: Path) -> Path:
@@ -42,9 +45,11 @@ def stored_report(run: Path) -> AttackReport:
     _check_written(path)
     document = read_json_object(path, error=UsageError)
     try:
-        return report_of(document)
+        found = report_of(document)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{path} is not a report of schema {SCHEMA}: {type(error).__name__} {error}.") from error
+    _say_unlisted(path)
+    return found
 
 
 def checked_report(run: Path) -> AttackReport:
@@ -62,13 +67,21 @@ def checked_report(run: Path) -> AttackReport:
         render(report)  # what cannot be shown is refused here, and not in somebody's notebook
     except UNREADABLE as error:
         raise UsageError(f"{path} is not a report of schema {SCHEMA}: {type(error).__name__} {error}.") from error
+    _say_unlisted(path)
     return report
 
 
 def _check_written(path: Path) -> None:
     """Raise DataError where a file of the report's folder is not the one that its SHA256SUMS lists."""
-    if (path.parent / SUMS).is_file():
+    if check_listed(path):
         check_sums(path.parent)
+
+
+def _say_unlisted(path: Path) -> None:
+    """Say once on stderr that a report is in no list of hashes, and may have been altered."""
+    if path not in _told and not check_listed(path):
+        _told.add(path)
+        warn(f"no {SUMS} beside it lists {path}: whether it is as fdgsec wrote it cannot be told")
 
 
 def report_schema() -> dict[str, Any]:

@@ -67,3 +67,92 @@ def test_a_folder_that_is_reserved_by_another_path_of_it_can_be_written(tmp_path
         (draft / "report.json").write_text("{}")
 
     assert (tmp_path / "out" / "report.json").is_file()
+
+
+def test_a_strangers_folder_with_a_file_called_report_json_is_not_replaced(tmp_path: Path):
+    mine = tmp_path / "coverage"
+    mine.mkdir()
+    (mine / "report.json").write_text("{}")
+    (mine / "thesis.txt").write_text("mine")
+
+    with pytest.raises(UsageError, match=r"holds files that fdgsec did not write: report\.json"), new_folder(mine):
+        pass
+
+    assert (mine / "thesis.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("finished", [True, False], ids=["finished", "unfinished"])
+def test_a_file_that_was_put_into_a_runs_folder_is_not_lost(tmp_path: Path, *, finished: bool):
+    with new_folder(tmp_path / "run") as draft:
+        (draft / "report.json").write_text("{}")
+    if not finished:
+        shutil.rmtree(tmp_path / "run")
+        (tmp_path / "run" / "unfinished").mkdir(parents=True)
+        (tmp_path / "run" / "unfinished" / "run.json").write_text("{}")
+    with new_folder(tmp_path / "run") as draft:  # nothing of anybody else's is in it
+        (draft / "report.json").write_text("[]")
+    (tmp_path / "run" / "notes").mkdir()
+    (tmp_path / "run" / "notes" / "monday.txt").write_text("mine")
+
+    with pytest.raises(UsageError, match=r"did not write: notes/monday\.txt"), new_folder(tmp_path / "run"):
+        pass
+
+    assert (tmp_path / "run" / "notes" / "monday.txt").read_text() == "mine"
+
+
+def test_what_lies_where_a_killed_process_would_have_put_a_folder_aside_is_not_deleted(tmp_path: Path):
+    aside = tmp_path / ".run.previous"
+    aside.mkdir()
+    (aside / "thesis.txt").write_text("mine")
+    with new_folder(tmp_path / "other") as draft:
+        (draft / "report.json").write_text("{}")
+    (tmp_path / "other").rename(tmp_path / "run")
+
+    with pytest.raises(UsageError, match=r"\.run\.previous holds files"), new_folder(tmp_path / "run"):
+        pass
+
+    assert (aside / "thesis.txt").read_text() == "mine"
+
+
+def test_a_comparison_does_not_take_the_place_of_a_run_that_it_compares(
+    run: Path, capsys: pytest.CaptureFixture[str]
+):
+    other = shutil.copytree(run, run.parent / "other")
+
+    assert main(["compare", str(run), str(other), "--out", str(run)]) == 2
+
+    assert "is the folder of a run, which would be lost" in capsys.readouterr().err
+    assert (run / "report.json").is_file()
+
+
+def test_a_report_is_saved_where_a_link_leads(tmp_path: Path):
+    found = AttackReport.of(report([done("set-reconstruction", LISTS)]))
+    found.save(tmp_path / "saved")
+    (tmp_path / "link").symlink_to(tmp_path / "saved")
+
+    found.save(tmp_path / "link")
+
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "saved" / "report.json").is_file()
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_of_a_report_in_no_list_it_is_said_that_it_may_have_been_altered(
+    run: Path, *, listed: bool, capsys: pytest.CaptureFixture[str]
+):
+    if not listed:
+        (run / "SHA256SUMS").write_text(f"{'0' * 64}  transcript.jsonl\n")
+
+    assert main(["report", str(run)]) == 0
+
+    assert ("whether it is as fdgsec wrote it cannot be told" in capsys.readouterr().err) is not listed
+
+
+def test_an_altered_report_is_not_listed_with_what_it_found(run: Path, capsys: pytest.CaptureFixture[str]):
+    (run / "report.json").write_text((run / "report.json").read_text().replace('"pacs"', '"vlcs"'))
+
+    assert main(["runs", str(run.parent), "--json"]) == 0
+
+    listed = json.loads(capsys.readouterr().out)
+    assert [one["verb"] for one in listed] == ["?"]
+    assert "was altered" in listed[0]["found"]

@@ -9,6 +9,7 @@ import pytest
 from fdgsec.cli import main
 from fdgsec.experiments.compare.compare_runs import compare
 from fdgsec.experiments.compare.web_page import sentence
+from fdgsec.runtime.checked_files import write_sums
 from fdgsec.runtime.errors import FdgsecError, UsageError
 
 Document = dict[str, Any]
@@ -51,6 +52,7 @@ def run(folder: Path, *attacks: Document, settings: Document | None = None, **gi
     }  # fmt: skip
     folder.mkdir()
     (folder / "report.json").write_text(json.dumps(report))
+    write_sums(folder)
     if settings is not None:
         (folder / "config.json").write_text(json.dumps(settings))
     return folder

@@ -34,6 +34,7 @@ def membership(*rows: Measurement, **changes: Any) -> AttackResult:
 def run(folder: Path, *results: AttackResult, **changes: Any) -> Path:
     folder.mkdir()
     (folder / "report.json").write_text(attacked(attacks=list(results), **changes).json())
+    write_sums(folder)
     return folder
 
 

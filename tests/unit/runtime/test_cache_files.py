@@ -17,6 +17,7 @@ from fdgsec.federation.run_folder import new_folder, save_run
 from fdgsec.federation.wire import Transcript
 from fdgsec.nn.styles.image_styles import prepare_statistics
 from fdgsec.runtime.cache_files import atomic, exchange, write_atomic
+from fdgsec.runtime.checked_files import write_sums
 
 
 @pytest.fixture(params=[0o022, 0o077], ids=["022", "077"])
@@ -141,6 +142,7 @@ def test_two_folders_swap_names_in_one_step(tmp_path: Path):
 def test_a_folder_that_was_moved_aside_by_a_killed_process_comes_back(tmp_path: Path):
     (tmp_path / ".run.previous").mkdir()
     (tmp_path / ".run.previous" / "report.json").write_text("first")
+    write_sums(tmp_path / ".run.previous")
 
     with pytest.raises(UnicodeEncodeError), new_folder(tmp_path / "run") as draft:
         (draft / "report.json").write_text("\ud800")
