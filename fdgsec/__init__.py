@@ -20,6 +20,8 @@ from fdgsec.experiments.python_api.study_functions import claims as claims
 from fdgsec.experiments.python_api.study_functions import compare as compare
 from fdgsec.experiments.python_api.study_functions import sweep as sweep
 from fdgsec.experiments.python_api.study_functions import train as train
+from fdgsec.runtime.errors import FdgsecError as FdgsecError
+from fdgsec.runtime.errors import UsageError as UsageError
 from fdgsec.runtime.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -34,9 +36,9 @@ if TYPE_CHECKING:
     from fdgsec.threats.attack import Question as Question
 
 __all__ = [
-    "Artifact", "Attack", "AttackReport", "Defense", "Measurement", "Method", "Question", "Target", "attack",
-    "attack_run", "attack_vectors", "audit", "bench", "claims", "compare", "load_dataset", "record",
-    "record_mod", "stream", "sweep", "train",
+    "Artifact", "Attack", "AttackReport", "Defense", "FdgsecError", "Measurement", "Method", "Question", "Target",
+    "UsageError", "attack", "attack_run", "attack_vectors", "audit", "bench", "claims", "compare", "load_dataset",
+    "record", "record_mod", "stream", "sweep", "train",
 ]  # fmt: skip
 
 _TYPES: Mapping[str, str] = {

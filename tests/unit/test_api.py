@@ -50,7 +50,7 @@ def test_importing_fdgsec_loads_none_of_what_its_verbs_need():
 PUBLIC = {
     "attack", "attack_run", "attack_vectors", "train", "bench", "sweep", "audit", "claims", "compare",
     "Method", "Attack", "AttackReport", "Defense", "Artifact", "Target", "Question", "Measurement", "stream",
-    "record", "record_mod", "load_dataset",
+    "record", "record_mod", "load_dataset", "FdgsecError", "UsageError",
 }  # fmt: skip
 
 
@@ -246,7 +246,7 @@ def test_targets_that_release_nothing_untrained_are_audited_after_a_round():
     ("call", "said"),
     [
         (lambda: fdgsec.sweep(values=[1.0], profile="slow"), "slow"),
-        (lambda: fdgsec.sweep(values=[]), "needs a --defense"),
+        (lambda: fdgsec.sweep(values=[]), r"needs a defense \(defenses\)"),
         (lambda: fdgsec.sweep("ccst-overal", values=[1.0]), "ccst-overall"),
         (lambda: fdgsec.audit(runs=1), "an audit needs"),
         (lambda: fdgsec.audit(defenses=[]), "needs a defense"),
@@ -255,3 +255,39 @@ def test_targets_that_release_nothing_untrained_are_audited_after_a_round():
 def test_wrong_arguments_are_refused_as_the_verbs_refuse_them(call: Callable[[], object], said: str):
     with pytest.raises(UsageError, match=said):
         call()
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: fdgsec.attack("fedavg", rounds=0), "releases nothing before it trains; give rounds 1 or more"),
+        (lambda: fdgsec.attack(norm="frozen"), "add pretrained, or use another"),
+        (lambda: fdgsec.attack(defenses=["private-styles"], dataset="nonsense"), "unknown dataset 'nonsense'"),
+        (lambda: fdgsec.train("fedavg", assignments=["with.p=1"]), "add local NAME"),
+    ],
+)
+def test_errors_of_functions_speak_of_keywords(call: Any, said: str):
+    with pytest.raises(fdgsec.UsageError) as raised:
+        call()
+
+    assert said in str(raised.value)
+    assert "--" not in str(raised.value)
+
+
+def test_commands_in_errors_stay_commands():
+    from fdgsec.experiments.python_api.error_words import in_keywords
+
+    assert in_keywords("--unseen-domain is none; run `fdgsec attack --run X`, or leave --out out -- really") == (
+        "target_domain is none; run `fdgsec attack --run X`, or leave out out -- really"
+    )
+
+
+def test_a_recording_without_a_name_gets_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    with fdgsec.record() as first, fdgsec.record() as second:
+        first.send("style", [0.1, 0.2, 0.3, 0.4], sender="hospital A")
+        second.send("style", [0.1, 0.2, 0.3, 0.4], sender="hospital A")
+
+    assert first.folder != second.folder
+    assert {first.folder.parent, second.folder.parent} == {Path("runs")}
+    assert (tmp_path / first.folder / "SHA256SUMS").is_file()

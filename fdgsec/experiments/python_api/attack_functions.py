@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Unpack
 
+from fdgsec.experiments.python_api.error_words import with_keywords
 from fdgsec.experiments.python_api.given_values import encoder_name, file_of, path_of
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from fdgsec.threats.attack import Attack
 
 
+@with_keywords
 def attack(
     target: "str | Target | Method" = "ccst-overall",
     *,
@@ -66,6 +68,7 @@ def attack(
     return AttackReport.of(report)
 
 
+@with_keywords
 def attack_run(
     run: str | Path,
     *,
@@ -97,6 +100,7 @@ def attack_run(
     return AttackReport.of(report)
 
 
+@with_keywords
 def attack_vectors(
     artifacts: "str | Vectors",
     *,

@@ -2,9 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fdgsec.experiments.python_api.error_words import with_keywords
 from fdgsec.experiments.python_api.given_values import path_of
 
 if TYPE_CHECKING:
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def record(folder: str | Path) -> "Iterator[RecordedWire]":
+def record(folder: str | Path | None = None) -> "Iterator[RecordedWire]":
     """Record what the parties of any federation send, for `attack_run` and `fdgsec attack --run`:
 
         with fdgsec.record("runs/wire") as wire:
@@ -24,12 +27,19 @@ def record(folder: str | Path) -> "Iterator[RecordedWire]":
     Kinds are "style" (2C,), all channel means, then all stds, "image-styles" (R, 2C), "update" and "model" (state dicts
     or lists of arrays), "gradient", "prototypes" (classes, d), "spectra", "generator" and "scores". Parties have any
     names; the server is "server". A message is on the disk when `send` returns. An older recording in `folder` is
-    replaced. Raises UsageError for unknown kinds and for a folder that holds anything else, ArtifactError for wrong
-    shapes and numbers that are not finite."""
+    replaced; without one, a new folder below runs/ is made, which `wire.folder` names. Raises UsageError for unknown
+    kinds and for a folder that holds anything else, ArtifactError for wrong shapes and numbers that are not finite."""
     from fdgsec.federation.recording import record as recording
 
-    with recording(Path(folder)) as wire:
+    with recording(Path(folder) if folder is not None else _new_place()) as wire:
         yield wire
+
+
+def _new_place() -> Path:
+    """A folder below runs/ that is not there yet, named after the time."""
+    name = f"recording-{datetime.now():%Y-%m-%d-%H%M%S}"
+    places = (Path("runs") / (name if number == 1 else f"{name}-{number}") for number in count(1))
+    return next(place for place in places if not place.exists())
 
 
 def record_mod(folder: str | Path, *, kinds: Mapping[str, str] | None = None) -> "FlowerMod":
@@ -48,6 +58,7 @@ def record_mod(folder: str | Path, *, kinds: Mapping[str, str] | None = None) ->
     return recording_mod(Path(folder), kinds or {})
 
 
+@with_keywords
 def load_dataset(
     name: str = "shapes",
     *,

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
+from fdgsec.experiments.python_api.error_words import with_keywords
 from fdgsec.experiments.python_api.given_values import path_of
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from fdgsec.threats.attack import Attack
 
 
+@with_keywords
 def train(
     method: "str | Method" = "fedavg",
     *,
@@ -46,6 +48,7 @@ def train(
     return AttackReport.of(report)
 
 
+@with_keywords
 def bench(
     protocol: str = "quick",
     *,
@@ -86,6 +89,7 @@ def bench(
         )  # fmt: skip
 
 
+@with_keywords
 def sweep(
     target: str = "ccst-overall",
     *,
@@ -132,6 +136,7 @@ def sweep(
         return experiment(request, data_root=path_of(data_root), out=Path(out or nowhere), progress=shown, limit=limit)
 
 
+@with_keywords
 def audit(
     target: str = "ccst-overall",
     *,
@@ -169,6 +174,7 @@ def audit(
         return experiment(config, plan, data_root=path_of(data_root), out=path_of(out), progress=shown)
 
 
+@with_keywords
 def claims(
     dataset: str = "pacs",
     *,
@@ -200,6 +206,7 @@ def claims(
         )  # fmt: skip
 
 
+@with_keywords
 def compare(first: str | Path, *others: str | Path, out: str | Path | None = None) -> dict[str, Any]:
     """Compare finished runs, as `fdgsec compare --json`: what differs, which are comparable, and numbers of those.
 

@@ -67,7 +67,7 @@ class SweepRequest:
 
     def __post_init__(self) -> None:
         if not self.defenses or not self.values:
-            raise UsageError("a sweep needs a --defense and, with --over, values of one of its options.")
+            raise UsageError("a sweep needs a defense (--defense) and, with --over, values of one of its options.")
         if len(set(self.values)) != len(self.values) or min(self.seeds, self.workers) < 1:
             raise UsageError("a sweep needs different values, and seeds and workers of 1 or more.")
         if any(math.isnan(value) for value in self.values):

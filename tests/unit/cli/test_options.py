@@ -60,8 +60,6 @@ def test_options_of_settings_stand_in_their_groups_in_the_order_of_the_command(c
         (("attack", "--quiet", "--verbose"), "--quiet says less and --verbose says more; leave one out."),
     ],
 )
-def test_options_without_effect_are_refused(
-    arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
-):
+def test_options_without_effect_are_refused(arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]):
     assert main(arguments) == 2
     assert said in capsys.readouterr().err

@@ -114,9 +114,7 @@ def test_what_lies_where_a_killed_process_would_have_put_a_folder_aside_is_not_d
     assert (aside / "thesis.txt").read_text() == "mine"
 
 
-def test_a_comparison_does_not_take_the_place_of_a_run_that_it_compares(
-    run: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_comparison_does_not_take_the_place_of_a_run_that_it_compares(run: Path, capsys: pytest.CaptureFixture[str]):
     other = shutil.copytree(run, run.parent / "other")
 
     assert main(["compare", str(run), str(other), "--out", str(run)]) == 2
