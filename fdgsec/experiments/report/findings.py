@@ -18,6 +18,7 @@ from fdgsec.experiments.report.words import (
     numbers,
     percent,
     released_words,
+    share,
     short,
 )
 from fdgsec.metrics.measurement import Measurement
@@ -103,8 +104,8 @@ class Finding:
         shown = f"{gallery:,}" if isinstance(gallery, int) else gallery or ""
         added = row.slice.get("rows") == "difference"
         return self.choice.says.format(
-            rate=percent(row.value), hits=round((row.value or 0) * row.n), n=f"{row.n:,}", numbers=numbers(row),
-            among=_among(shown, row.slice.get("held")), name=row.name,
+            rate=percent(row.value), share=share(row), hits=round((row.value or 0) * row.n), n=f"{row.n:,}",
+            numbers=numbers(row), among=_among(shown, row.slice.get("held")), name=row.name,
             true="an image that was added between two releases" if added else "the true image",
         )  # fmt: skip
 
@@ -286,7 +287,7 @@ def _said(report: AttackReport, answers: Sequence[Answer]) -> str:
         ran = [result.name for result in report.attacks if result.status == "done"]
         if ran:
             told = "".join(f"; {clause}" for clause in _stopped(report))
-            said = f"{listed(ran)} measured nothing about what was sent as it was sent"
+            said = f"no measurement of {listed(ran)} is about the messages themselves"
             return f"Undecided for {_scope(report)}: {said}{told}."
         stopped = _stopped(report)
         if stopped:

@@ -25,7 +25,7 @@ QUESTIONS: Mapping[Asked, str] = {
 class Choice:
     """Rows of one measurement: their slices have all of `where` and none of the entries `without`.
 
-    `says` is what such a row means in words, with the fields {rate}, {hits}, {n}, {numbers}, {among} and
+    `says` is what such a row means in words, with the fields {rate}, {share}, {hits}, {n}, {numbers}, {among} and
     {true}: the true image, or the one that was added between two releases."""
 
     measurement: str
@@ -51,7 +51,7 @@ _LISTED = "names every image of {hits} of {n} clients{among} ({numbers})"
 _MEMBERS = "tells members from non-members, AUC {numbers}"
 _NEAREST = "draws pictures of which {rate} are nearest to {true}{among} ({numbers})"
 _CLOSER = "draws pictures closer to {true} than those drawn without its release, by {numbers}"
-_LINKED = "links two releases of the same client, {rate} of {n} ({numbers})"
+_LINKED = "links two releases of the same client, {share} ({numbers})"
 _LIKER = "draws pictures more like {true} than its controls are ({name} {numbers})"
 _PICTURES = (
     Choice(measurement="gallery_top1", where={"distance": "mse"}, says=_NEAREST),
@@ -101,8 +101,8 @@ HEADLINES: Mapping[str, Headline] = {
     )),
     "reidentification": Headline(question="who", choices=(
         Choice(measurement="top1", where={"rows": "as_if_released", "transform": "known"},
-               says="finds the image behind {rate} of {n} styles{among} ({numbers})"),
-        Choice(measurement="top1", says="finds the image behind {rate} of {n} styles{among} ({numbers})"),
+               says="finds the image behind {share} styles{among} ({numbers})"),
+        Choice(measurement="top1", says="finds the image behind {share} styles{among} ({numbers})"),
         *_found("the image behind a style"),
     )),
     "membership": Headline(question="who", choices=(
@@ -112,14 +112,14 @@ HEADLINES: Mapping[str, Headline] = {
     )),
     "linkage": Headline(question="who", choices=(
         Choice(measurement="top1", without=("data", "noise", "matching"),
-               says="links releases of the same client from different images, {rate} of {n} ({numbers})"),
+               says="links releases of the same client from different images, {share} ({numbers})"),
         Choice(measurement="top1", without=("noise", "matching"), says=_LINKED),  # not: noise that the attack adds
         Choice(measurement="median_rank", without=("noise",),
                says="ranks a client's second release among those of others by its first, median rank {numbers}"),
     )),
     "differencing": Headline(question="who", choices=(
         Choice(measurement="top1",
-               says="finds the image that was added between two releases, {rate} of {n}{among} ({numbers})"),
+               says="finds the image that was added between two releases, {share}{among} ({numbers})"),
         Choice(measurement="relative_error",
                says="recovers the style that was added between two releases, relative error {numbers}"),
         *_found("the image that was added between two releases"),
@@ -129,13 +129,13 @@ HEADLINES: Mapping[str, Headline] = {
         Choice(measurement="auc", says=_MEMBERS),
         Choice(measurement="relative_error", says="infers how many images a client has, relative error {numbers}"),
         Choice(measurement="median_rank", says="finds the image behind a row, median rank {numbers}"),
-        Choice(measurement="top1", says="finds the image behind {rate} of {n} rows{among} ({numbers})"),
+        Choice(measurement="top1", says="finds the image behind {share} rows{among} ({numbers})"),
         *_found("the image behind a row"),
         Choice(measurement="palette_emd_gain", says="tells an image's colors better than public images do, {numbers}"),
     )),
     "interpolation-leakage": Headline(question="who", choices=(
         Choice(measurement="auc", says="tells clients that took part from others, AUC {numbers}"),
-        Choice(measurement="top1", says="tells which federation published a style, {rate} of {n} ({numbers})"),
+        Choice(measurement="top1", says="tells which federation published a style, {share} ({numbers})"),
         *_few(),
         Choice(measurement="median_rank", says="tells which federation published a style, median rank {numbers}"),
     )),
@@ -143,7 +143,7 @@ HEADLINES: Mapping[str, Headline] = {
         Choice(measurement="auc", says=_MEMBERS),
         *_few(),
         Choice(measurement="balanced_accuracy", says="tells the domain of a generator, balanced accuracy {numbers}"),
-        Choice(measurement="accuracy", says="tells the domain of a generator, {rate} of {n} ({numbers})"),
+        Choice(measurement="accuracy", says="tells the domain of a generator, {share} ({numbers})"),
         *_PICTURES,
     )),
     "model-membership": Headline(question="who", choices=(
@@ -154,7 +154,7 @@ HEADLINES: Mapping[str, Headline] = {
     "label-inference": Headline(question="what", choices=(
         Choice(measurement="balanced_accuracy", where={"rows": "as_if_released"}, without=_FULL, says=_LABELS),
         Choice(measurement="balanced_accuracy", without=_FULL, says=_LABELS),
-        Choice(measurement="accuracy", without=_FULL, says="tells the class of {rate} of {n} images ({numbers})"),
+        Choice(measurement="accuracy", without=_FULL, says="tells the class of {share} images ({numbers})"),
     )),
     "property-inference": Headline(question="what", choices=(
         Choice(measurement="auc", without=_FULL, says="tells which classes or domains a client has, AUC {numbers}"),
@@ -162,12 +162,12 @@ HEADLINES: Mapping[str, Headline] = {
     )),
     "domain-inference": Headline(question="what", choices=(
         Choice(measurement="balanced_accuracy", without=_FULL, says="tells the domain, balanced accuracy {numbers}"),
-        Choice(measurement="accuracy", without=_FULL, says="tells the domain of {rate} of {n} releases ({numbers})"),
+        Choice(measurement="accuracy", without=_FULL, says="tells the domain of {share} releases ({numbers})"),
     )),
     "inter-client": Headline(question="what", choices=(
         Choice(measurement="balanced_accuracy", says="tells classes of others' images, balanced accuracy {numbers}"),
-        Choice(measurement="top1", says="finds the image behind other clients' rows, {rate} of {n}{among} ({numbers})"),
-        Choice(measurement="accuracy", says="tells the class of {rate} of {n} images of others ({numbers})"),
+        Choice(measurement="top1", says="finds the image behind other clients' rows, {share}{among} ({numbers})"),
+        Choice(measurement="accuracy", says="tells the class of {share} images of others ({numbers})"),
         *_found("the image behind another client's row"),
         *_PICTURES,
     )),
@@ -181,8 +181,8 @@ HEADLINES: Mapping[str, Headline] = {
         *_PICTURES,
         Choice(measurement="mae", says="estimates a batch's classes, mean error {numbers}"),
         Choice(measurement="balanced_accuracy", says="tells the class of an image, balanced accuracy {numbers}"),
-        Choice(measurement="accuracy", says="tells the class of {rate} of {n} images ({numbers})"),
-        Choice(measurement="top1", says="finds the image behind a step, {rate} of {n}{among} ({numbers})"),
+        Choice(measurement="accuracy", says="tells the class of {share} images ({numbers})"),
+        Choice(measurement="top1", says="finds the image behind a step, {share}{among} ({numbers})"),
         *_found("the image behind a step"),
     )),
     "poisoning": Headline(question="harm", choices=(

@@ -58,6 +58,9 @@ CONTROL_WORDS: Mapping[str, str] = {
 }  # fmt: skip
 """What a reconstruction is compared with, by its name in report.json (`over` in a slice)."""
 
+FEW = 20
+"""Cases of which a percentage would say more than they do."""
+
 
 def kind_in_words(kind: str) -> str:
     """A kind of artifact as a plural: `styles of single images`; of a plug-in its name."""
@@ -89,6 +92,13 @@ def percent(value: float | None) -> str:
     if whole not in ("0", "100") or value in (0.0, 1.0):
         return f"{whole}%"
     return f"{math.floor(1000 * value) / 10:.1f}%" if value > 0.5 else f"{100 * value:.2g}%"
+
+
+def share(row: "Measurement") -> str:
+    """A rate with what it is of: 88% of 500, or as numbers where they are few: 2 of 3."""
+    hits = (row.value or 0.0) * row.n
+    whole = row.n < FEW and abs(hits - round(hits)) < 1e-6
+    return f"{round(hits)} of {row.n}" if whole else f"{percent(row.value)} of {row.n:,}"
 
 
 def numbers(row: "Measurement") -> str:

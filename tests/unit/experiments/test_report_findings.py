@@ -379,7 +379,7 @@ def test_noise_that_an_attack_adds_itself_is_no_finding_about_what_was_sent():
 
     findings = found(done("linkage", imagined))
     assert findings.sentence == (
-        "Undecided for ccst-overall on pacs, encoder vgg19: linkage measured nothing about what was sent as it was sent."
+        "Undecided for ccst-overall on pacs, encoder vgg19: no measurement of linkage is about the messages themselves."
     )
     assert not findings.yes
     assert not found(done("linkage", WIDE, imagined)).yes
