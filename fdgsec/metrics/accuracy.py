@@ -8,7 +8,6 @@ from typing import cast
 
 import numpy as np
 import torch
-from sklearn.metrics import f1_score, roc_auc_score
 from torch import Tensor
 
 from fdgsec.runtime.errors import DataError
@@ -32,6 +31,8 @@ def classification(logits: Tensor, labels: Tensor) -> Mapping[str, float]:
 
 def weighted_auc(probabilities: Tensor, labels: Tensor) -> float:
     """Average the one-vs-rest AUC of the classes present, weighted by their images; 0.5 where only one is present."""
+    from sklearn.metrics import roc_auc_score  # takes a second to import
+
     names, counts = np.unique(labels.numpy(), return_counts=True)
     if len(names) < 2:
         return 0.5
@@ -41,5 +42,7 @@ def weighted_auc(probabilities: Tensor, labels: Tensor) -> float:
 
 def weighted_f1(predicted: Tensor, labels: Tensor) -> float:
     """Average the F1 of the classes, weighted by their images; a class that is never predicted scores 0."""
+    from sklearn.metrics import f1_score
+
     score = cast("Callable[..., float]", f1_score)  # its type stub allows no number for zero_division
     return float(score(labels.numpy(), predicted.numpy(), average="weighted", zero_division=0.0))

@@ -3,12 +3,10 @@
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure as Canvas
-from matplotlib.patches import Rectangle
 from PIL import Image
 from scipy.stats import t as student
 from torch import Tensor
@@ -22,6 +20,10 @@ from fdgsec.metrics.roc import auc, roc_curve
 from fdgsec.threats.answers import Membership, Prediction, Reconstructions
 from fdgsec.threats.attack import Answers, Case, Truth
 from fdgsec.threats.judging.reconstructions import in_matched_order
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
 
 OF_PUBLIC_IMAGES = ("retrieved", "class-guided")
 """Variants whose pictures begin at public images."""
@@ -44,7 +46,13 @@ OTHER_B3 = {"perturbations": "untrained\ngenerator"}
 """The title of control B3 if it is not the reconstruction from another row."""
 
 
-def png(canvas: Canvas) -> bytes:
+def _canvas(**given: Any) -> "Canvas":
+    from matplotlib.figure import Figure as Drawn  # half a second, which attacks without pictures do not need
+
+    return Drawn(**given)
+
+
+def png(canvas: "Canvas") -> bytes:
     """Render without a date or a version, so that equal numbers give equal bytes."""
     buffer = io.BytesIO()
     canvas.savefig(buffer, format="png", dpi=110, metadata={"Software": None})
@@ -91,7 +99,7 @@ def _roc_figure(
         height = np.interp(grid, np.asarray(curve.fpr), np.asarray(curve.tpr))
         data[f"{domain} n={number} tpr"] = [round(float(value), 6) for value in height]
         data["fpr"] = [round(float(value), 6) for value in grid]
-    canvas = Canvas(figsize=(3.4 * len(domains), 3.4), layout="constrained")
+    canvas = _canvas(figsize=(3.4 * len(domains), 3.4), layout="constrained")
     axes = np.atleast_1d(canvas.subplots(1, len(domains), sharey=True))
     for axis, domain in zip(axes, domains, strict=True):
         plot_roc(axis, data, domain=domain)
@@ -115,7 +123,7 @@ def _auc_by_size(
         for name, lines in zip(PREDICTED, (expected, law), strict=True):
             if all((domain, n) in lines for n in sizes):
                 data[f"{domain} {name}"] = [round(lines[domain, n], 6) for n in sizes]
-    canvas = Canvas(figsize=(7.4, 3.8), layout="constrained")
+    canvas = _canvas(figsize=(7.4, 3.8), layout="constrained")
     plot_auc_by_size(canvas.subplots(), data)
     caption = (
         "The larger a client, the less its average says about one image. Bars: 95% intervals over clients (Student)."
@@ -236,12 +244,12 @@ def _control_tile(pairs: _Pairs, control: str, place: int) -> tuple[Tensor | Non
     return image, f"{float(psnr(image.unsqueeze(0), pairs.true[place : place + 1])):.1f} dB"
 
 
-def _mosaic(lines: int, columns: Sequence[str]) -> tuple[Canvas, Axes]:
+def _mosaic(lines: int, columns: Sequence[str]) -> "tuple[Canvas, Axes]":
     """A canvas with axes in inches from its upper left corner, and the titles of columns.
 
     All pictures stand on one pair of axes: a hundred pairs take seconds to lay out."""
     width, height = MARGIN + CELL[0] * len(columns), HEAD + CELL[1] * lines
-    canvas = Canvas(figsize=(width, height))
+    canvas = _canvas(figsize=(width, height))
     axes = canvas.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
     axes.set_axis_off()
     axes.set_autoscale_on(False)
@@ -251,7 +259,7 @@ def _mosaic(lines: int, columns: Sequence[str]) -> tuple[Canvas, Axes]:
     return canvas, axes
 
 
-def _show(axes: Axes, line: int, column: int, image: Tensor | None, text: str) -> None:
+def _show(axes: "Axes", line: int, column: int, image: Tensor | None, text: str) -> None:
     if image is None:
         return
     x, y = MARGIN + (column + WIDE / 2) * CELL[0], HEAD + (line + TALL / 2) * CELL[1]
@@ -259,6 +267,8 @@ def _show(axes: Axes, line: int, column: int, image: Tensor | None, text: str) -
     height, width = (size / max(image.shape[1:]) * side / 2 for size in image.shape[1:])
     pixels = image.permute(1, 2, 0).clamp(0, 1).numpy()
     axes.imshow(pixels, extent=(x - width, x + width, y + height, y - height), aspect="auto")
+    from matplotlib.patches import Rectangle
+
     frame = Rectangle((x - width, y - height), 2 * width, 2 * height, fill=False, linewidth=0.6)
     axes.add_patch(frame)  # line drawings are white
     axes.text(x, y + side / 2 + 0.05, text, fontsize=7, ha="center", va="top")

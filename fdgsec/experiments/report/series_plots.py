@@ -5,9 +5,9 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
 from PIL import Image
 
 from fdgsec.experiments.report.findings import Findings
@@ -15,6 +15,9 @@ from fdgsec.experiments.report.schema import Figure
 from fdgsec.experiments.report.words import MEASURE_WORDS
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.errors import UsageError, unknown_name
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#5c5c5c")
 """Okabe and Ito's palette, which all eyes can tell apart."""
@@ -45,7 +48,7 @@ def curves_of(series: Series) -> list[Curve]:
     return sorted(curves, key=lambda curve: (curve.domain, curve.size))
 
 
-def plot_roc(axis: Axes, series: Series, *, domain: str | None = None) -> None:
+def plot_roc(axis: "Axes", series: Series, *, domain: str | None = None) -> None:
     """Draw the ROC curves of one `domain`, or of all, on log axes. Raises UsageError for an unknown domain."""
     every = curves_of(series)
     domains, sizes = sorted({curve.domain for curve in every}), sorted({curve.size for curve in every})
@@ -65,7 +68,7 @@ def plot_roc(axis: Axes, series: Series, *, domain: str | None = None) -> None:
         axis.set_title(domain or domains[0])
 
 
-def plot_auc_by_size(axis: Axes, series: Series, *, domain: str | None = None) -> None:
+def plot_auc_by_size(axis: "Axes", series: Series, *, domain: str | None = None) -> None:
     """Draw the AUC of one `domain`, or of all, against client size, with the predicted lines."""
     domains = sorted(name.removesuffix(" auc") for name in series if name.endswith(" auc"))
     if domain is not None and domain not in domains:
@@ -92,7 +95,7 @@ def plot_auc_by_size(axis: Axes, series: Series, *, domain: str | None = None) -
     axis.minorticks_off()
 
 
-def _label_ends(axis: Axes, ends: Sequence[tuple[float, str, str]], *, at: float, gap: float = 0.035) -> None:
+def _label_ends(axis: "Axes", ends: Sequence[tuple[float, str, str]], *, at: float, gap: float = 0.035) -> None:
     """Write each line's name at its right end, names that would overlap below each other."""
     free = math.inf
     for height, name, color in sorted(ends, reverse=True):
@@ -104,7 +107,7 @@ PLOTS: Mapping[str, Callable[..., None]] = {"roc": plot_roc, "auc-by-n": plot_au
 """How the series of a figure are drawn, by the figure's name; other figures are pictures."""
 
 
-def plot_figure(axis: Axes, figure: Figure, *, domain: str | None = None) -> None:
+def plot_figure(axis: "Axes", figure: Figure, *, domain: str | None = None) -> None:
     """Draw a figure of a report. Raises UsageError for one without series whose picture is not at hand."""
     if figure.name in PLOTS and figure.data:
         PLOTS[figure.name](axis, figure.data, domain=domain)
@@ -117,7 +120,7 @@ def plot_figure(axis: Axes, figure: Figure, *, domain: str | None = None) -> Non
     axis.set_axis_off()
 
 
-def plot_answers(axis: Axes, findings: Findings) -> None:
+def plot_answers(axis: "Axes", findings: Findings) -> None:
     """Draw one bar per question, from baseline to value with its interval, on the axis from 0 to 1."""
     for place, answer in enumerate(findings.answers):
         row = None if answer.lead is None else answer.lead.row
@@ -136,7 +139,7 @@ def _is_a_share(row: Measurement) -> bool:
     return row.value is not None and all(0 <= number <= 1 for number in numbers)
 
 
-def _plot_bar(axis: Axes, place: int, row: Measurement, verdict: str) -> None:
+def _plot_bar(axis: "Axes", place: int, row: Measurement, verdict: str) -> None:
     color = next((color for begun, color in VERDICT_COLORS.items() if verdict.startswith(begun)), "#7d8896")
     start = row.chance or 0.0
     axis.barh(place, (row.value or 0.0) - start, left=start, height=0.5, color=color, label=verdict)

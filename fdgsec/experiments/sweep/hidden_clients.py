@@ -7,8 +7,6 @@ release at all says nothing about it, so that rows which are no evidence show no
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sklearn.isotonic import IsotonicRegression
-
 Row = Mapping[str, Any]
 NEAREST_ROW = "nearest row"
 """Linkage by the two most alike rows, which are compared through the defense's noise."""
@@ -75,6 +73,8 @@ def hidden(privacy: Sequence[Row], accuracy: Sequence[Row], *, rising: bool) -> 
               "populations": count}  # fmt: skip
     falls: Sequence[float] = ()
     if known:
+        from sklearn.isotonic import IsotonicRegression  # takes a second to import
+
         fit = IsotonicRegression(increasing=False)
         falls = fit.fit_transform(range(len(known)), [_times_chance(row) for _, row in known])
     first = next((place for place, times in enumerate(falls) if times < FACTOR), None)

@@ -168,11 +168,11 @@ def build_classifier(
         raise UsageError(f"weights_path {weights_path} is given, but pretrained is off: turn it on, or drop the path.")
     if pretrained and backbone not in weights.CATALOG:
         raise UsageError(f"{backbone} has no pretrained weights; build it with pretrained=False.")
-    from fdgsec.nn.networks.residual import without_batch_norm
-
     with torch.device("meta"):
         network = _network(backbone, norm)
         if norm != "batch":
+            from fdgsec.nn.networks.residual import without_batch_norm
+
             without_batch_norm(network, frozen=norm == "frozen")
     network.to_empty(device="cpu")
     if rng is not None:
@@ -240,9 +240,7 @@ def _tiny() -> nn.Sequential:
 
 def _initialize(backbone: str, module: nn.Module, rng: torch.Generator) -> None:
     """Draw the own parameters of `module` from `rng`, as torchvision's constructor of `backbone` does."""
-    from torchvision.ops import FrozenBatchNorm2d
-
-    if isinstance(module, nn.BatchNorm2d | nn.GroupNorm | FrozenBatchNorm2d):
+    if isinstance(module, nn.GroupNorm) or hasattr(module, "running_var"):  # torchvision's FrozenBatchNorm2d has it too
         _initialize_norm(module)
     elif isinstance(module, nn.Conv2d):
         if backbone == "squeezenet1_0":
