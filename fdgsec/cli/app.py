@@ -1,5 +1,6 @@
 """The command line: verbs that are imported when called, and errors as one line with an exit code."""
 
+import logging
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -97,6 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     130 interrupted."""
     if arguments is None:  # a process of its own, not a caller's
         keep_freed_memory()
+        logging.getLogger("matplotlib").setLevel(logging.ERROR)  # of a cache folder that it cannot write
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     given = [item for item in given if item != "--debug"]

@@ -1,0 +1,95 @@
+"""What attacks still read behind the defenses that reports recommend, on PACS.
+
+    FDGSEC_DATA=... python -m benchmarks.what_is_left    # an hour on one core; goes on where it stopped
+
+Each case is `fdgsec attack` at 128 px with encoder `mini` (StableFDG: the first stage of the untrained tiny backbone;
+FedAlign: pixels), seed 0, profile quick, sketch unseen, and the attacks on whose data it is. Of each attack the row is
+kept that stands for it in the report (fdgsec.experiments.report.headlines). Reports go to runs/what-is-left, the rows
+to benchmarks/results/what-is-left.json. `fdgsec.experiments.report.remedies` quotes them on pages, and notebook 02
+draws them."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fdgsec
+from fdgsec.experiments.report.findings import finding_of
+
+RESULTS = Path(__file__).parent / "results" / "what-is-left.json"
+RUNS = Path("runs/what-is-left")
+POOLED, ROWS = ("set-reconstruction", "membership", "linkage"), ("reidentification", "membership", "linkage")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A target behind a defense as --defense takes it, empty for none, with what --set has to say for it."""
+
+    target: str
+    attacks: Sequence[str]
+    defense: str = ""
+    assignments: Sequence[str] = ()
+
+    @property
+    def name(self) -> str:
+        """The folder of its run."""
+        return f"{self.target}-{self.defense or 'none'}".replace(":", "-").replace(",", "-").replace("=", "-")
+
+
+OF_ALL_IMAGES = ("method.local_clustering=false", "method.sigma=mixture")
+"""Under which FISC takes private-styles: the pooled style of all images, another method than the paper's."""
+NOISE = {"ccst-overall": 1, "ccst-single": 20, "stablefdg": 500, "fisc": 100, "fedalign": 1}
+"""By target the size of style-noise that reports recommend."""
+KINDS = {"ccst-overall": POOLED, "ccst-single": ROWS, "stablefdg": POOLED, "fisc": POOLED, "fedalign": ROWS}
+CASES = [
+    case
+    for target, attacks in KINDS.items()
+    for case in (
+        Case(target=target, attacks=attacks),
+        Case(
+            target=target, attacks=attacks, defense="private-styles:epsilon=8",
+            assignments=OF_ALL_IMAGES if target == "fisc" else (),
+        ),
+        Case(target=target, attacks=attacks, defense=f"style-noise:p=0.1,scale={NOISE[target]}"),
+    )
+]  # fmt: skip
+
+
+def rows_of(case: Case, report: fdgsec.AttackReport) -> list[dict[str, Any]]:
+    """The row that stands for each attack of a report; an attack without one says so."""
+    found = []
+    for result in report.attacks:
+        finding = finding_of(result)
+        row = None if finding is None else finding.row
+        found.append({
+            "target": case.target, "defense": case.defense, "assignments": list(case.assignments),
+            "encoder": report.encoder, "attack": result.name,
+            "verdict": "none" if finding is None else finding.verdict,
+            **({} if row is None else {
+                "measurement": row.name, "slice": dict(row.slice), "value": row.value, "low": row.low,
+                "high": row.high, "baseline": row.chance, "n": row.n,
+            }),
+        })  # fmt: skip
+    return found
+
+
+def main() -> None:
+    """Run the cases that are not there yet, and write the rows of all."""
+    rows: list[dict[str, Any]] = []
+    for case in CASES:
+        folder = RUNS / case.name
+        if folder.is_dir():
+            report = fdgsec.AttackReport.load(folder)
+        else:
+            report = fdgsec.attack(
+                case.target, dataset="pacs", image_size=128, attacks=case.attacks, out=folder,
+                defenses=(case.defense,) if case.defense else (), assignments=case.assignments,
+            )  # fmt: skip
+        rows += rows_of(case, report)
+        print(case.name, *(f"{row['attack']}: {row.get('value')} ({row['verdict']})" for row in rows_of(case, report)))
+        RESULTS.write_text(json.dumps({"cases": len(CASES), "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
