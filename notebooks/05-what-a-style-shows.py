@@ -29,8 +29,8 @@ report
 # %% [markdown]
 # ## Pictures
 #
-# The best, the median and the worst of each domain by PSNR, not the prettiest. Columns B0, B2 and B3 are controls: the
-# mean image of what the adversary trained on, the public image with the nearest style, and the reconstruction that was
+# The best, the median and the worst of each domain by PSNR, not the prettiest. The columns to the right are controls:
+# the mean of the adversary's own (auxiliary) images, the one with the nearest style, and the reconstruction that was
 # made from somebody else's style.
 
 # %%

@@ -12,9 +12,6 @@ from fdgsec.experiments.claims.catalogue import ledger
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 SCRIPTS = sorted(NOTEBOOKS.glob("[0-9]*.py"))
-INTERNAL = ("02-noise-trade-off", "03-dp-sgd")
-"""Notebooks that still look into modules of fdgsec."""
-PUBLIC = [script for script in SCRIPTS if script.stem not in INTERNAL]
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
@@ -26,7 +23,7 @@ def test_a_notebook_is_its_script_without_output(script: Path):
     assert not [cell for cell in notebook.cells if cell.get("outputs")]
 
 
-@pytest.mark.parametrize("script", PUBLIC, ids=lambda path: path.stem)
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_a_notebook_uses_public_names_of_fdgsec_alone(script: Path):
     nodes = list(ast.walk(ast.parse(script.read_text())))
     imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
@@ -41,7 +38,7 @@ def test_a_notebook_uses_public_names_of_fdgsec_alone(script: Path):
     assert used <= set(fdgsec.__all__)
 
 
-@pytest.mark.parametrize("script", PUBLIC, ids=lambda path: path.stem)
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_a_notebook_says_that_shapes_are_no_finding(script: Path):
     assert "**Shapes proves that the mechanics work;" in script.read_text().replace("\n# ", " ")
 

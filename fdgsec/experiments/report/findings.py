@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from fdgsec.experiments.report.headlines import HEADLINES, QUESTIONS, Asked, Choice, chosen
 from fdgsec.experiments.report.schema import COULD_NOT_RUN, AttackReport, AttackResult
+from fdgsec.experiments.report.text import undecided_by
 from fdgsec.experiments.report.words import (
     ADVERSARY_WORDS,
     listed,
@@ -284,11 +285,10 @@ def _said(report: AttackReport, answers: Sequence[Answer]) -> str:
         if failures:
             told = "".join(f"; {clause}" for clause in _stopped(report))
             return f"Not known: {listed(failures)} failed, and no other attack measured anything{told}."
-        ran = [result.name for result in report.attacks if result.status == "done"]
+        ran = [result for result in report.attacks if result.status == "done"]
         if ran:
             told = "".join(f"; {clause}" for clause in _stopped(report))
-            said = f"no measurement of {listed(ran)} is about the messages themselves"
-            return f"Undecided for {_scope(report)}: {said}{told}."
+            return f"Undecided for {_scope(report)}: {undecided_by(ran)}{told}."
         stopped = _stopped(report)
         if stopped:
             return f"Not tested: {'; '.join(stopped)}."

@@ -1,9 +1,9 @@
 """Measurements, controls and guarantees as text, for the terminal and the HTML page."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from fdgsec.experiments.report.schema import AttackReport, AttackResult
-from fdgsec.experiments.report.words import CONTROL_WORDS
+from fdgsec.experiments.report.words import CONTROL_WORDS, listed
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.privacy.ledger import guarantee_line
 
@@ -69,3 +69,16 @@ def promises(report: AttackReport) -> list[str]:
         f"defenses: {', '.join(stated)}",
         *(f"guarantee, {guarantee_line(each)}" for each in reversed(report.guarantees)),
     ]
+
+
+def undecided_by(results: Sequence[AttackResult]) -> str:
+    """Why attacks that ran decide nothing, in words: what kept them from measuring, or what alone they measured."""
+    empty = [each for each in results if all(row.unavailable is not None for row in each.measurements)]
+    others = [each.name for each in results if each not in empty]
+    said = []
+    for each in empty:
+        reasons = list(dict.fromkeys(row.unavailable for row in each.measurements if row.unavailable))
+        said.append(f"{each.name} could measure nothing" + (f" ({reasons[0]})" if reasons else ""))
+    if others:
+        said.append(f"no judged measurement of the messages themselves by {listed(others)}")
+    return "; ".join(said)

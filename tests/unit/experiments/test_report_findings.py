@@ -379,7 +379,7 @@ def test_noise_that_an_attack_adds_itself_is_no_finding_about_what_was_sent():
 
     findings = found(done("linkage", imagined))
     assert findings.sentence == (
-        "Undecided for ccst-overall on pacs, encoder vgg19: no measurement of linkage is about the messages themselves."
+        "Undecided for ccst-overall on pacs, encoder vgg19: no judged measurement of the messages themselves by linkage."
     )
     assert not findings.yes
     assert not found(done("linkage", WIDE, imagined)).yes
@@ -424,3 +424,15 @@ def test_harm_that_only_a_client_can_do_is_not_cleared_for_a_server():
     reason = "not applicable: poisoning needs a malicious client (--adversary client)"
 
     assert verdicts(found(skipped("poisoning", reason=reason)))["harm"] == "not asked of this adversary"
+
+
+def test_an_attack_that_could_measure_nothing_says_why():
+    missing = replace(
+        OPEN, slice={"domain": "photo"},
+        unavailable="a shadow client of 40 images needs more public ones of photo; there are 14",
+    )  # fmt: skip
+
+    assert found(done("membership", missing)).sentence == (
+        "Undecided for ccst-overall on pacs, encoder vgg19: membership could measure nothing (a shadow client of 40 images "
+        "needs more public ones of photo; there are 14)."
+    )
