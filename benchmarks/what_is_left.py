@@ -9,13 +9,14 @@ to benchmarks/results/what-is-left.json. `fdgsec.experiments.report.remedies` qu
 draws them."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import fdgsec
 from fdgsec.experiments.report.findings import finding_of
+from fdgsec.experiments.report.words import MEASURE_WORDS, rate, short
 
 RESULTS = Path(__file__).parent / "results" / "what-is-left.json"
 RUNS = Path("runs/what-is-left")
@@ -72,6 +73,27 @@ def rows_of(case: Case, report: fdgsec.AttackReport) -> list[dict[str, Any]]:
             }),
         })  # fmt: skip
     return found
+
+
+def in_words(rows: Sequence[Mapping[str, Any]], target: str, defense: str) -> str:
+    """What is left of a target behind a defense, with what the same attack reads without it; pages quote it."""
+    bare = {row["attack"]: row for row in rows if row["target"] == target and not row["defense"]}
+    said = []
+    for row in rows:
+        if (row["target"], row["defense"]) != (target, defense) or row.get("value") is None:
+            continue
+        bounds = "" if row["low"] is None else f" [{short(row['low'])}, {short(row['high'])}]"
+        without = bare[row["attack"]]
+        name = "" if without["measurement"] == row["measurement"] else f"{_word(without)} "
+        said.append(
+            f"{row['attack']}: {_word(row)} {rate(row['value'])}{bounds}, baseline {rate(row['baseline'])} (without it "
+            f"{name}{rate(without['value'])})"
+        )
+    return "; ".join(said)
+
+
+def _word(row: Mapping[str, Any]) -> str:
+    return MEASURE_WORDS.get(row["measurement"], row["measurement"])
 
 
 def main() -> None:
