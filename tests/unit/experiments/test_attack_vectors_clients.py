@@ -250,20 +250,20 @@ REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
     "negative stds": ({"artifacts": changed(9, -1.0)}, "std must be >= 0"),
     "one row": ({"artifacts": VECTORS[:1]}, "two clients or more"),
     "fewer again": ({"again": SHORT}, "one vector of each of the same clients"),
-    "narrower again": ({"again": VECTORS[:, :8]}, "--again has 8 numbers per client"),
+    "narrower again": ({"again": VECTORS[:, :8]}, "again has 8 numbers per client"),
     "reordered again": ({"again": VECTORS[::-1].copy()}, "in another order"),
     "numbers whose squares are infinite": ({"artifacts": VECTORS.astype(np.float64) * 1e200}, "numbers up to 1e+18"),
     "candidates whose squares are infinite": ({"candidates": VECTORS.astype(np.float64) * 1e200}, "numbers up to 1e+18"),
     "infinite again": ({"again": changed(0, np.inf)}, "not finite"),
-    "narrower candidates": ({"candidates": VECTORS[:, :8]}, "--candidates has 8 numbers per row"),
+    "narrower candidates": ({"candidates": VECTORS[:, :8]}, "candidates has 8 numbers per row"),
     "one candidate": ({"candidates": VECTORS[:1]}, "two candidates or more"),
     "candidates that are the same": ({"candidates": VECTORS[[0, 0, 0]]}, "that differ"),
     "sizes for others": ({"candidates": VECTORS, "images_per_client": (3, 4)}, "one for each of 12 vectors"),
     "no size": ({"candidates": VECTORS, "images_per_client": 0}, "all at least 1"),
-    "candidates beside a dataset": ({"candidates": VECTORS, "dataset": "shapes"}, "leave --dataset out"),
+    "candidates beside a dataset": ({"candidates": VECTORS, "dataset": "shapes"}, "leave dataset out"),
     "words": ({"artifacts": np.array([["a", "b"]] * 3)}, "must hold numbers"),
     "rows of what": ({"rows": "client"}, "did you mean 'clients'"),
-    "again of images": ({"rows": "images", "encoder": "pixels", "again": VECTORS}, "say --rows clients"),
+    "again of images": ({"rows": "images", "encoder": "pixels", "again": VECTORS}, "say rows clients"),
 }  # fmt: skip
 
 
@@ -295,7 +295,7 @@ def test_a_truth_about_candidates_has_one_line_for_each(tmp_path: Path):
 
 @pytest.mark.medium
 def test_an_encoder_is_asked_for_only_where_images_are_read():
-    with pytest.raises(UsageError, match="needs --encoder"):
+    with pytest.raises(UsageError, match="needs encoder"):
         fdgsec.attack_vectors(VECTORS, rows="clients", dataset="shapes", per_domain=10, attacks=["style-inversion"])
 
     report = fdgsec.attack_vectors(

@@ -50,7 +50,7 @@ def test_other_words_and_fractions_are_refused(asked: str):
 
 
 def test_a_training_run_that_keeps_none_aside_has_no_auxiliary_images_to_count():
-    with pytest.raises(UsageError, match="--roles aside"):
+    with pytest.raises(UsageError, match="roles aside"):
         fdgsec.train("fedavg", dataset="shapes", per_domain=42, **SMALL, rounds=0, assignments=["auxiliary=4"])
 
 
