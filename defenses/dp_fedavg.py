@@ -103,7 +103,7 @@ class DPFedAvg:
             _TRUST[self.trust],
             "who takes part in a round, and how many, is known: no amplification by sampling",
             "clip, noise and weights were fixed without looking at the clients' images",
-            "the noise is a discrete Gaussian on a grid (Canonne et al. 2020); its key is secret",
+            "the noise is a discrete Gaussian on a grid (Canonne et al. 2020), whose key the adversary lacks",
         ]
         if self.buffers == "received":
             lines.append("buffers (batch norm's running statistics) go back as received: they never learn")

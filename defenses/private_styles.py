@@ -133,7 +133,7 @@ class PrivateStyles:
             "its place, its part in validation and the choice of rows follow; which images a client holds is given"
             if per_record
             else "which images a client sends rows of does not matter: all that it sends is one value",
-            "the noise is a discrete Gaussian on a grid (Canonne et al. 2020); its key is secret",
+            "the noise is a discrete Gaussian on a grid (Canonne et al. 2020), whose key the adversary lacks",
             "an image of a person is one record: several of one person's are not covered together"
             if per_record
             else "everything that one client sends is covered together",

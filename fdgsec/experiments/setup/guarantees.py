@@ -14,7 +14,7 @@ CHOSEN = (
     "results on them is not accounted for"
 )
 APART = "no image is held by two clients: what each sends would cost it anew"
-SIMULATED = "simulated: the noise is drawn from the run's seed, and whoever knows the seed knows the noise"
+SIMULATED = "simulated: the noise follows from the run's seed, which its report states: whoever has it knows the noise"
 
 
 def guarantee_documents(
