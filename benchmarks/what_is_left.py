@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import fdgsec
+from benchmarks.written_tables import write_table
 from fdgsec.experiments.report.findings import finding_of
 from fdgsec.experiments.report.words import MEASURE_WORDS, rate, short
 
@@ -96,6 +97,25 @@ def _word(row: Mapping[str, Any]) -> str:
     return MEASURE_WORDS.get(row["measurement"], row["measurement"])
 
 
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows as a table of docs/results.md: a line for each case, a column for each attack."""
+    attacks = ("set-reconstruction", "reidentification", "membership", "linkage")
+    lines = ["| target | defense | " + " | ".join(attacks) + " |", "|---" * (2 + len(attacks)) + "|"]
+    for target, defense in dict.fromkeys((row["target"], row["defense"]) for row in rows):
+        found = {row["attack"]: row for row in rows if (row["target"], row["defense"]) == (target, defense)}
+        cells = [_cell(found.get(attack)) for attack in attacks]
+        lines.append(f"| {target} | {f'`{defense}`' if defense else 'none'} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _cell(row: Mapping[str, Any] | None) -> str:
+    if row is None or row.get("value") is None:
+        return ""
+    bounds = "" if row["low"] is None else f" [{short(row['low'])}, {short(row['high'])}]"
+    verdict = row["verdict"].partition(":")[0]
+    return f"{_word(row)} {rate(row['value'])}{bounds}, baseline {rate(row['baseline'])}, n = {row['n']:,}: {verdict}"
+
+
 def main() -> None:
     """Run the cases that are not there yet, and write the rows of all."""
     rows: list[dict[str, Any]] = []
@@ -111,6 +131,7 @@ def main() -> None:
         rows += rows_of(case, report)
         print(case.name, *(f"{row['attack']}: {row.get('value')} ({row['verdict']})" for row in rows_of(case, report)))
         RESULTS.write_text(json.dumps({"cases": len(CASES), "rows": rows}, indent=1) + "\n")
+    write_table("results.md", "what is left", table(rows))
 
 
 if __name__ == "__main__":

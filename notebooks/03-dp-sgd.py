@@ -199,5 +199,4 @@ axis.set_title("14 images of each source domain; dashed: baseline", fontsize=9)
 #
 # * *Check which records interact* before you trust an epsilon.
 # * *Read the guarantee of the run*: that of the model alone is none if something else is sent.
-# * *Few images per client make privacy expensive*: with a hundred images, no choice of $z$ gives both privacy and
-#   accuracy.
+# * *Few images per client make privacy expensive*: compare the two arms above, and those of `docs/results.md`.

@@ -7,6 +7,7 @@ import typer
 
 from fdgsec.cli import options as o
 from fdgsec.runtime.cache_files import write_atomic
+from fdgsec.runtime.checked_files import add_to_sums
 from fdgsec.runtime.errors import UsageError, unknown_name
 from fdgsec.runtime.progress import progress_bars
 
@@ -32,5 +33,7 @@ def command(kind: Kind, run: Run, data_root: o.DataRoot = None, out: Picture = N
     buffer = io.BytesIO()
     canvas.savefig(buffer, format=path.suffix[1:], dpi=160)
     write_atomic(path, buffer.getvalue())
+    if out is None:
+        add_to_sums(path)
     typer.echo(str(path))
     return 0

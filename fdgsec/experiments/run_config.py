@@ -123,6 +123,8 @@ class RunConfig:
             raise UsageError(
                 f"rounds must be at least 0 and participation in (0, 1]; got {self.rounds} and {self.participation}."
             )
+        if self.seed < 0:
+            raise UsageError(f"seed must be at least 0; got {self.seed}.")
         if self.norm == "frozen" and not self.pretrained:
             raise UsageError(
                 "norm=frozen keeps the batch norms of pretrained weights as they are; add --pretrained, or use another."

@@ -11,7 +11,7 @@ from fdgsec.experiments.compare.web_page import sentence
 from fdgsec.experiments.report.findings import findings_of
 from fdgsec.experiments.report.stored import report_of
 from fdgsec.experiments.report.words import listed, rate
-from fdgsec.runtime.checked_files import check_listed
+from fdgsec.runtime.checked_files import SUMS, check_listed
 from fdgsec.runtime.errors import DataError
 
 Document = Mapping[str, Any]
@@ -93,8 +93,10 @@ def stored_runs(root: Path) -> Sequence[StoredRun]:
 
 def _run(path: Path) -> StoredRun:
     try:
-        check_listed(path)
+        listed_there = check_listed(path)
         verb, about, found = READERS[path.name](json.loads(path.read_text()))
+        if path.name == "report.json" and not listed_there:
+            found += f" ({path.name} is in no {SUMS}: it may have been altered)"
     except DataError as error:
         verb, about, found = "?", "", str(error)
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:

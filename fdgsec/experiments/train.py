@@ -175,7 +175,7 @@ def train(
     Raises UsageError where `out` holds an unfinished run with other settings."""
     started = time.monotonic()
     if out is not None:
-        check_replaceable(out)
+        check_replaceable(out, "training")
     world, request, validation = training_inputs(config, data_root=data_root, progress=progress)
     unseen = unseen_images(world, config)
     adaptation = _adaptation(config, request.initial)
@@ -283,7 +283,7 @@ def report_of(
 
 def write_run(report: AttackReport, trained: FederationRun, config: RunConfig, out: Path) -> None:
     """Write a training run's folder: report, settings, model, curve, transcript, and a remote engine's status."""
-    with new_folder(out) as draft:
+    with new_folder(out, "training") as draft:
         for name, content in report_files(report, settings=config.document(), points=trained.curve).items():
             (draft / name).write_bytes(content)
         (draft / "config.json").write_text(json.dumps(config.document(), indent=1, default=str) + "\n")

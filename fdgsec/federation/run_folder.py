@@ -5,11 +5,12 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Literal
 
 import torch
 from safetensors.torch import save_file
@@ -18,9 +19,9 @@ from fdgsec.federation.method import State
 from fdgsec.federation.wire import Transcript
 from fdgsec.nn.training.precision import capabilities, table_rows
 from fdgsec.runtime.cache_files import cache_root, collect_drafts, draft_folder, exchange, sync, sync_tree
-from fdgsec.runtime.checked_files import SUMS, recalled_folder, remember_folder, unlisted, write_sums
+from fdgsec.runtime.checked_files import SUMS, check_sums, recalled_folder, remember_folder, unlisted, write_sums
 from fdgsec.runtime.disk_room import ROOM, check_room
-from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.errors import DataError, UsageError
 from fdgsec.runtime.file_locks import locked
 from fdgsec.runtime.invocation import command_line
 from fdgsec.runtime.source_hash import source_sha256
@@ -28,6 +29,16 @@ from fdgsec.runtime.tensor_files import read_safetensors
 from fdgsec.runtime.untrusted_text import read_json_object
 from fdgsec.runtime.version import __version__
 
+Kind = Literal["attack", "training", "report", "audit", "comparison"]
+KINDS: Mapping[Kind, str] = {
+    "attack": "a run of attacks", "training": "a training", "report": "a saved report", "audit": "an audit",
+    "comparison": "a comparison",
+}  # fmt: skip
+MARKS: Mapping[str, Kind] = {
+    "curve.json": "training", "report.json": "report", "audit.json": "audit", "comparison.json": "comparison",
+}  # fmt: skip
+"""The file by which a folder is known, in this order; a report beside a transcript is that of a run of attacks."""
+OF_FILE_MANAGERS = (".DS_Store", "Thumbs.db", "desktop.ini")
 RESUMED = "unfinished/"
 """Where a training keeps its rounds in the folder that will hold the run (fdgsec.federation.checkpoints)."""
 VERSIONED = ("torchvision", "numpy", "scipy", "scikit-learn")
@@ -121,18 +132,17 @@ def _read_run(folder: Path) -> StoredRun:
 
 
 @contextmanager
-def new_folder(path: Path, *, private: bool = False, only: str = "") -> Iterator[Path]:
+def new_folder(path: Path, kind: Kind = "attack", *, private: bool = False) -> Iterator[Path]:
     """Yield a draft folder; it takes the place of `path` in one step on success and is deleted on failure.
 
     Its content is on the disk before it does, and listed in its SHA256SUMS unless it is `private`; others may then read
-    it as far as the umask allows. An existing `path` is replaced only where fdgsec wrote all that is in it, and `only`
-    such folders that have the file of this name. Raises UsageError for others, InUseError where another process writes
-    it."""
+    it as far as the umask allows. An existing `path` is replaced only where fdgsec wrote all that is in it, and it is
+    of the same `kind`. Raises UsageError for others, InUseError where another process writes it."""
     path = place_of(path)
     if not private:
-        _check_ours(path, only)
+        _check_ours(path, kind)
     with locked(path, what="the folder"):
-        _recover(path, private=private)
+        _recover(path, kind, private=private)
         collect_drafts(path)
         with draft_folder(path, private=private) as draft:
             yield draft
@@ -155,12 +165,12 @@ def _put_in_place(draft: Path, path: Path) -> None:
         shutil.rmtree(_previous(path))
 
 
-def _recover(path: Path, *, private: bool) -> None:
+def _recover(path: Path, kind: Kind, *, private: bool) -> None:
     """Put back what a process that was killed between two renames had moved aside."""
     aside = _previous(path)
     if aside.exists():
         if not private:
-            _check_ours(aside)
+            _check_ours(aside, kind)
         if path.exists():
             shutil.rmtree(aside)
         else:
@@ -172,27 +182,36 @@ def _previous(path: Path) -> Path:
 
 
 @contextmanager
-def reserved(out: Path | None) -> Iterator[None]:
+def reserved(out: Path | None, *, goes_on: Sequence[str] = ()) -> Iterator[None]:
     """Hold the folder `out` against other processes of fdgsec during the block, once it and the cache can be written.
 
-    Raises NoRoomError where they cannot, InUseError where another process holds `out`."""
+    Raises NoRoomError where they cannot, InUseError where another process holds `out`, and what `check_goes_on`
+    does."""
     check_room(cache_root(), needed=ROOM, option="FDGSEC_CACHE")
     if out is None:
         yield
         return
     out = place_of(out)
     check_room(out.parent, needed=ROOM, option="--out")
+    check_goes_on(out, goes_on)
     with locked(out, what="the folder"):
         yield
 
 
-def check_replaceable(path: Path, *, only: str = "") -> None:
-    """Raise UsageError where writing a run to `path` would destroy something that fdgsec did not write, or, with
-    `only`, a folder that has not the file of this name.
+def check_goes_on(out: Path, names: Sequence[str]) -> None:
+    """Raise UsageError for a folder that holds something, and none of the files that the same command leaves in it."""
+    held = [path.name for path in out.iterdir() if path.name not in OF_FILE_MANAGERS] if names and out.is_dir() else []
+    if held and not set(names) & set(held):
+        raise UsageError(f"--out {out} holds other files ({min(held)}); name a new or empty folder.")
+
+
+def check_replaceable(path: Path, kind: Kind = "attack") -> None:
+    """Raise UsageError where writing to `path` would destroy something that fdgsec did not write, or that is of another
+    kind.
 
     Raises NoRoomError where it, or the cache, cannot be written or has no room."""
     path = place_of(path)
-    _check_ours(path, only)
+    _check_ours(path, kind)
     check_room(cache_root(), needed=ROOM, option="FDGSEC_CACHE")
     check_room(path.parent, needed=ROOM, option="--out")
 
@@ -202,20 +221,36 @@ def place_of(path: str | Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-def _check_ours(path: Path, only: str = "") -> None:
-    """Raise UsageError for a file, and for a folder with files that fdgsec did not write or whose list is not there."""
+def _check_ours(path: Path, kind: Kind) -> None:
+    """Raise UsageError for a file, and for a folder with anything that fdgsec did not write, or of another kind."""
     if path.is_file():
         raise UsageError(f"--out {path} is a file; name a folder.")
     if not path.is_dir() or not any(path.iterdir()):
         return
-    strange = [name for name in unlisted(path) if not name.startswith(RESUMED)]
-    if strange or not _has_list(path):
+    found, resumed = _kind_of(path), (path / RESUMED / "run.json").is_file()
+    allowed = (RESUMED,) if resumed else ()
+    strange = [
+        name for name in unlisted(path) if not name.startswith(allowed) and Path(name).name not in OF_FILE_MANAGERS
+    ]
+    if found is None or strange:
         named = f": {strange[0]}" if strange else ""
         raise UsageError(f"--out {path} holds files that fdgsec did not write{named}; name a new or empty folder.")
-    if only and not (path / only).is_file():
-        raise UsageError(f"--out {path} is the folder of a run, which would be lost; name another folder.")
+    if found != kind:
+        raise UsageError(f"--out {path} holds {KINDS[found]}, which would be lost; name another folder.")
+    if (path / SUMS).is_file():
+        try:
+            check_sums(path)
+        except DataError as error:
+            raise UsageError(
+                f"--out {path} was changed since it was written ({error}); name another folder."
+            ) from error
 
 
-def _has_list(path: Path) -> bool:
-    """Whether a folder says what fdgsec wrote into it: a finished run's list, or the settings of an unfinished one."""
-    return (path / SUMS).is_file() or (path / RESUMED / "run.json").is_file()
+def _kind_of(path: Path) -> Kind | None:
+    """What fdgsec wrote into a folder; None where it holds no list of files with a document of fdgsec's."""
+    if not (path / SUMS).is_file():
+        return "training" if (path / RESUMED / "run.json").is_file() else None
+    for mark, kind in MARKS.items():
+        if (path / mark).is_file() and mark not in unlisted(path):
+            return "attack" if kind == "report" and (path / "transcript.jsonl").is_file() else kind
+    return None

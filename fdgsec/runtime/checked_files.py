@@ -118,6 +118,16 @@ def check_sums(folder: Path) -> None:
     _check(folder, read_bytes(folder / SUMS, largest=_LARGEST_SUMS))
 
 
+def add_to_sums(path: Path) -> None:
+    """List one more file in the SHA256SUMS beside it, where there is such a list."""
+    sums = path.parent / SUMS
+    if sums.is_file():
+        kept = [line for line in sums.read_text().splitlines() if not line.endswith(f"  {path.name}")]
+        with path.open("rb") as file:
+            kept.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {path.name}")
+        write_atomic(sums, "\n".join(sorted(kept, key=lambda line: line[66:])) + "\n")
+
+
 def check_listed(path: Path) -> bool:
     """Whether the SHA256SUMS beside a file lists it. Raises DataError where it is not the file that was listed."""
     folder, listed = path.parent, {}

@@ -148,7 +148,7 @@ def audit(
     `attack` raises."""
     started = time.monotonic()
     if out is not None:
-        check_replaceable(out, only="audit.json")
+        check_replaceable(out, "audit")
     place = audited_defense(config)
     site = site_of(config, plan, data_root=data_root, progress=progress)
     defense = site.defense_stack.defenses[place]
@@ -159,7 +159,7 @@ def audit(
         found = _messages(site, config, plan, delta, progress, place=place)
     document = _document(config, place, found, seconds=time.monotonic() - started)
     if out is not None:
-        with new_folder(out, only="audit.json") as draft:
+        with new_folder(out, "audit") as draft:
             (draft / "audit.json").write_text(json.dumps(document, indent=1) + "\n")
     return document
 

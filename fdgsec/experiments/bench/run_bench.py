@@ -92,7 +92,7 @@ def bench(
     for unknown arms, domains or seeds, DataError for an invalid results file."""
     table = request.table()
     device_named(request.given.get("device") or "auto")
-    with reserved(out):
+    with reserved(out, goes_on=(RESULTS, RATES)):
         columns = _columns(request, table, data_root)
         trials, cells = planned_trials(request, table, columns), _cells(request, table, columns)
         runs = _Runs(table, request, out, stored(out / RESULTS), progress, tell, workers, limit)

@@ -14,6 +14,7 @@ from fdgsec.experiments.report.schema import AttackReport
 from fdgsec.experiments.run_config import RunConfig
 from fdgsec.experiments.setup.run_federation import Federation, federate
 from fdgsec.experiments.train import train
+from fdgsec.federation.run_folder import check_goes_on
 from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.progress import Progressive
@@ -37,6 +38,8 @@ def train_seeds(
     Raises UsageError for fewer than two seeds, a seed named twice, or no rounds."""
     if len(seeds) < 2 or len(set(seeds)) != len(seeds) or not config.rounds:
         raise UsageError(f"several seeds need two or more, each once, and rounds to train; got {list(seeds)}.")
+    if out is not None:
+        check_goes_on(out, ("seeds.json", *(f"seed{seed}" for seed in seeds)))
     reports = []
     for number, seed in enumerate(seeds):
         progress.update("seeds", number, len(seeds))

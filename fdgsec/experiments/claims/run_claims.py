@@ -45,7 +45,7 @@ def claims(
     UsageError for an unknown claim or dataset, and for a request or a ledger that is not the registered one."""
     chosen = chosen_claims(request.only)
     registered = None if registration is None else _registered(registration, request, data_root=data_root)
-    with reserved(out):
+    with reserved(out, goes_on=("runs", "claims.json")):
         runs = measure(
             chosen, request, data_root=data_root, out=out, fresh=fresh, workers=workers, progress=progress,
             registered="" if registered is None else f"{registered['sha256']} {registered['commit']}",

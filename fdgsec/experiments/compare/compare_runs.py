@@ -29,11 +29,11 @@ def compare(runs: Sequence[Path], *, out: Path | None = None) -> Document:
     intervals overlap, None if one is missing. Where rows are not alike (`unlike`), both are None. With `out` the
     document is written there as comparison.json, and as a page."""
     if out is not None:
-        check_replaceable(out, only="comparison.json")
+        check_replaceable(out, "comparison")
     found = read_runs(runs)
     document = _document(found)
     if out is not None:
-        with new_folder(out, only="comparison.json") as draft:
+        with new_folder(out, "comparison") as draft:
             (draft / "comparison.json").write_text(json.dumps(document, indent=1) + "\n")
             (draft / "comparison.html").write_text(page(document))
     return document

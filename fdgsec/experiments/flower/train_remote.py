@@ -38,7 +38,7 @@ def train_remote(
     JobFailedError if the federation fails."""
     started = time.monotonic()
     if out is not None:
-        check_replaceable(out)
+        check_replaceable(out, "training")
     if config.adapt:
         raise UsageError("--adapt needs the dataset on the server; leave it out with --engine flower.")
     method = method_of(config)

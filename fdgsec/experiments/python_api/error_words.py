@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 KEYWORDS: Mapping[str, str] = {
     "unseen-domain": "target_domain", "with": "local", "set": "assignments", "attack": "attacks",
-    "defense": "defenses",
+    "defense": "defenses", "over": "option, values",
 }  # fmt: skip
 """Keywords that are not named as their options are."""
 _OPTION = re.compile(r"`[^`]*`|(?<![\w-])--([a-z][a-z-]*[a-z])")  # commands in backticks stay what they are

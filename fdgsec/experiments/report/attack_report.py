@@ -18,7 +18,7 @@ from fdgsec.experiments.report.text import controls_of
 from fdgsec.experiments.report.words import MEASURE_WORDS, rate, short
 from fdgsec.federation.run_folder import check_replaceable, new_folder, place_of
 from fdgsec.metrics.measurement import Measurement
-from fdgsec.runtime.errors import MissingResourceError, UsageError, unknown_name
+from fdgsec.runtime.errors import MissingResourceError, unknown_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -167,12 +167,8 @@ class AttackReport(schema.AttackReport):
         A folder that `save` wrote is replaced. Raises UsageError for one that holds anything else: a run's folder has
         its transcript too."""
         path = place_of(folder)
-        if (path / "transcript.jsonl").exists():
-            raise UsageError(
-                f"{path} is the folder of a run, whose transcript.jsonl would be lost; name another folder."
-            )
-        check_replaceable(path, only="report.json")
-        with new_folder(path, only="report.json") as draft:
+        check_replaceable(path, "report")
+        with new_folder(path, "report") as draft:
             for name, content in report_files(self).items():
                 (draft / name).write_bytes(content)
         return path

@@ -63,7 +63,7 @@ def render(
         assumptions=report.guarantees[0]["assumptions"] if report.guarantees else (),
         controls=_controls(report.attacks), columns=COLUMNS, all_columns=("attack", *COLUMNS), rows=rows,
         glossary_note=GLOSSARY_NOTE, script=Markup(source("rows.js")),
-        remedies=[_remedy(one) for one in remedies(report)],
+        remedies=[_remedy(one) for one in remedies(report, settings)],
         messages=_messages(report), first_messages=_first_messages(report), facts=_facts(report), settings=stated,
         glossary=glossary(report),
     )  # fmt: skip

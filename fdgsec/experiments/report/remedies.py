@@ -3,13 +3,16 @@
 Figures are of PACS, and stand with their commands in docs/results.md and on the attacks' pages."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from fdgsec.experiments.report.schema import AttackReport
 from fdgsec.experiments.report.words import kinds_sent
-from fdgsec.experiments.run_config import defense_of
+from fdgsec.experiments.run_config import RunConfig, defense_of
+from fdgsec.experiments.setup.defenses import defense_stack_of
+from fdgsec.experiments.setup.run_inputs import method_of
 from fdgsec.runtime.errors import UsageError
-from fdgsec.runtime.registry import names, resolve
+from fdgsec.runtime.registry import target_named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,33 +69,46 @@ MEASURED: Mapping[tuple[str, str], tuple[str, str]] = {}
 """What is left and the price in accuracy, by target and defense."""
 
 
-def remedies(report: AttackReport) -> list[Remedy]:
+def remedies(report: AttackReport, settings: Mapping[str, Any] | None = None) -> list[Remedy]:
     """The defenses that act on what the report's target sends, those that are switched on already left out.
 
-    Defenses that the method refuses come last, with the reason."""
+    Defenses that the run's method refuses come last, with the reason; `settings` are the run's, without which the
+    target's own options are taken."""
     kinds = set(kinds_sent(report))
     on = {str(defense["name"]) for defense in report.defenses}
     found = [remedy for acted, remedy in REMEDIES if kinds & set(acted)]
     if report.target in SWEPT:
         found.append(SWEPT[report.target])
-    offered = [_of_target(one, report) for one in found if one.defense.partition(":")[0] not in on]
+    config = _settings(report, settings)
+    offered = [_of_target(one, report.target, config) for one in found if one.defense.partition(":")[0] not in on]
     return sorted(offered, key=lambda one: bool(one.refused))
 
 
-def _of_target(remedy: Remedy, report: AttackReport) -> Remedy:
-    left, price = MEASURED.get((report.target, remedy.defense), (remedy.left, remedy.price))
-    return replace(remedy, left=left, price=price, refused=_refused(remedy.defense, report.method))
+def _of_target(remedy: Remedy, target: str, config: RunConfig | None) -> Remedy:
+    left, price = MEASURED.get((target, remedy.defense), (remedy.left, remedy.price))
+    refused = "" if config is None else _refused(remedy.defense, config)
+    return replace(remedy, left=left, price=price, refused=refused)
 
 
-def _refused(defense: str, method: str) -> str:
-    """Why a method with its default options does not take a defense; empty where it does, or is not known here."""
-    name = method.partition("+")[0]
-    if name not in names("methods"):
-        return ""
+def _settings(report: AttackReport, settings: Mapping[str, Any] | None) -> RunConfig | None:
+    """The run's settings without defenses; None where the target is not known here."""
+    known = {spec.name for spec in fields(RunConfig)}
     try:
-        defense_of(defense).check(resolve("methods", name)())
+        if settings is not None:
+            told = {name: value for name, value in settings.items() if name in known}
+            return RunConfig.of({**told, "defenses": ()}, where="settings")
+        target = target_named(report.target)
+        _, _, local = report.method.partition("+")
+        return RunConfig(method=target.method, options=target.options, local=local, target=report.target)
+    except UsageError:
+        return None
+
+
+def _refused(defense: str, config: RunConfig) -> str:
+    """Why a run with these settings does not take a defense; empty where it does."""
+    alone = replace(config, defenses=(defense_of(defense),))
+    try:
+        defense_stack_of(alone, method_of(alone))
     except UsageError as error:
         return str(error)
-    except TypeError:  # a method without defaults
-        return ""
     return ""

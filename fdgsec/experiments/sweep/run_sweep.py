@@ -67,7 +67,7 @@ class SweepRequest:
 
     def __post_init__(self) -> None:
         if not self.defenses or not self.values:
-            raise UsageError("a sweep needs a defense (--defense) and, with --over, values of one of its options.")
+            raise UsageError("a sweep needs a defense (--defense), and an option of it with values (--over).")
         if len(set(self.values)) != len(self.values) or min(self.seeds, self.workers) < 1:
             raise UsageError("a sweep needs different values, and seeds and workers of 1 or more.")
         if any(math.isnan(value) for value in self.values):
@@ -137,7 +137,7 @@ def sweep(
 
     Raises UsageError before anything is computed, DataError for a results file of another kind."""
     planned = plan(request, data_root=data_root)
-    with reserved(out):
+    with reserved(out, goes_on=(RESULTS, "sweep.json")):
         done = stored(out / RESULTS)
         missing = [point for point in planned if point.key not in done][:limit]
         finished = computed(partial(compute, data_root), missing, workers=request.workers)

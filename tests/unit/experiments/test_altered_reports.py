@@ -53,6 +53,7 @@ def test_a_file_is_not_replaced_by_a_folder_whose_path_leads_through_a_missing_o
 
 def test_a_run_is_not_replaced_by_a_report_whose_path_leads_through_a_missing_folder(run: Path):
     (run / "transcript.jsonl").write_text("{}")
+    write_sums(run)
 
     with pytest.raises(UsageError, match="would be lost"):
         AttackReport.of(report([done("set-reconstruction", LISTS)])).save(run.parent / "missing" / ".." / run.name)
@@ -69,6 +70,14 @@ def test_a_folder_that_is_reserved_by_another_path_of_it_can_be_written(tmp_path
     assert (tmp_path / "out" / "report.json").is_file()
 
 
+def written(folder: Path, **files: str) -> Path:
+    """A run of attacks as new_folder writes it, with these files more."""
+    with new_folder(folder) as draft:
+        for name, content in {"report_json": "{}", "transcript_jsonl": "", **files}.items():
+            (draft / name.replace("_", ".")).write_text(content)
+    return folder
+
+
 def test_a_strangers_folder_with_a_file_called_report_json_is_not_replaced(tmp_path: Path):
     mine = tmp_path / "coverage"
     mine.mkdir()
@@ -81,32 +90,85 @@ def test_a_strangers_folder_with_a_file_called_report_json_is_not_replaced(tmp_p
     assert (mine / "thesis.txt").read_text() == "mine"
 
 
-@pytest.mark.parametrize("finished", [True, False], ids=["finished", "unfinished"])
-def test_a_file_that_was_put_into_a_runs_folder_is_not_lost(tmp_path: Path, *, finished: bool):
-    with new_folder(tmp_path / "run") as draft:
-        (draft / "report.json").write_text("{}")
-    if not finished:
-        shutil.rmtree(tmp_path / "run")
-        (tmp_path / "run" / "unfinished").mkdir(parents=True)
-        (tmp_path / "run" / "unfinished" / "run.json").write_text("{}")
-    with new_folder(tmp_path / "run") as draft:  # nothing of anybody else's is in it
-        (draft / "report.json").write_text("[]")
-    (tmp_path / "run" / "notes").mkdir()
-    (tmp_path / "run" / "notes" / "monday.txt").write_text("mine")
+def test_a_strangers_folder_with_a_list_of_hashes_of_its_own_is_not_replaced(tmp_path: Path):
+    mine = tmp_path / "data"
+    mine.mkdir()
+    (mine / "rows.npy").write_text("mine")
+    write_sums(mine)
 
-    with pytest.raises(UsageError, match=r"did not write: notes/monday\.txt"), new_folder(tmp_path / "run"):
+    with pytest.raises(UsageError, match="holds files that fdgsec did not write"), new_folder(mine):
         pass
 
-    assert (tmp_path / "run" / "notes" / "monday.txt").read_text() == "mine"
+    assert (mine / "rows.npy").read_text() == "mine"
+
+
+@pytest.mark.parametrize("finished", [True, False], ids=["finished", "unfinished"])
+def test_a_file_that_was_put_into_a_runs_folder_is_not_lost(tmp_path: Path, *, finished: bool):
+    folder = tmp_path / "run"
+    if finished:
+        written(folder, curve_json="[]")
+    else:
+        (folder / "unfinished").mkdir(parents=True)
+        (folder / "unfinished" / "run.json").write_text("{}")
+    with new_folder(folder, "training") as draft:  # nothing of anybody else's is in it
+        (draft / "report.json").write_text("{}")
+        (draft / "curve.json").write_text("[]")
+    notes = folder / ("unfinished" if finished else "notes") / "monday.txt"
+    notes.parent.mkdir()
+    notes.write_text("mine")
+
+    with pytest.raises(UsageError, match=r"did not write: \w+/monday\.txt"), new_folder(folder, "training"):
+        pass
+
+    assert notes.read_text() == "mine"
+
+
+def test_a_listed_file_that_was_edited_is_not_lost(tmp_path: Path):
+    folder = written(tmp_path / "run", notes_txt="of the run")
+    (folder / "notes.txt").write_text("my own analysis")
+
+    with pytest.raises(UsageError, match="was changed since it was written"), new_folder(folder):
+        pass
+
+    assert (folder / "notes.txt").read_text() == "my own analysis"
+
+
+def test_a_folder_of_another_kind_is_not_replaced(tmp_path: Path):
+    trained = written(tmp_path / "trained", curve_json="[]")
+
+    with pytest.raises(UsageError, match="holds a training, which would be lost"), new_folder(trained, "attack"):
+        pass
+    with pytest.raises(UsageError, match="holds a run of attacks"), new_folder(written(tmp_path / "run"), "training"):
+        pass
+
+    assert (trained / "curve.json").is_file()
+
+
+def test_what_file_managers_leave_is_no_reason_to_refuse_a_folder(tmp_path: Path):
+    folder = written(tmp_path / "run")
+    (folder / ".DS_Store").write_text("")
+
+    assert written(folder) == folder
+
+
+def test_a_sweep_does_not_write_into_a_folder_of_other_files(tmp_path: Path):
+    (tmp_path / "sweep.md").write_text("mine")
+
+    with (
+        pytest.raises(UsageError, match=r"holds other files \(sweep\.md\)"),
+        reserved(tmp_path, goes_on=("points.json",)),
+    ):
+        pass
+    (tmp_path / "points.json").write_text("{}")
+    with reserved(tmp_path, goes_on=("points.json",)):
+        pass
 
 
 def test_what_lies_where_a_killed_process_would_have_put_a_folder_aside_is_not_deleted(tmp_path: Path):
     aside = tmp_path / ".run.previous"
     aside.mkdir()
     (aside / "thesis.txt").write_text("mine")
-    with new_folder(tmp_path / "other") as draft:
-        (draft / "report.json").write_text("{}")
-    (tmp_path / "other").rename(tmp_path / "run")
+    written(tmp_path / "other").rename(tmp_path / "run")
 
     with pytest.raises(UsageError, match=r"\.run\.previous holds files"), new_folder(tmp_path / "run"):
         pass
@@ -119,7 +181,7 @@ def test_a_comparison_does_not_take_the_place_of_a_run_that_it_compares(run: Pat
 
     assert main(["compare", str(run), str(other), "--out", str(run)]) == 2
 
-    assert "is the folder of a run, which would be lost" in capsys.readouterr().err
+    assert "which would be lost" in capsys.readouterr().err
     assert (run / "report.json").is_file()
 
 
@@ -154,3 +216,11 @@ def test_an_altered_report_is_not_listed_with_what_it_found(run: Path, capsys: p
     listed = json.loads(capsys.readouterr().out)
     assert [one["verb"] for one in listed] == ["?"]
     assert "was altered" in listed[0]["found"]
+
+
+def test_of_a_listed_run_in_no_list_of_hashes_it_is_said(run: Path, capsys: pytest.CaptureFixture[str]):
+    (run / "SHA256SUMS").unlink()
+
+    assert main(["runs", str(run.parent), "--json"]) == 0
+
+    assert "it may have been altered" in json.loads(capsys.readouterr().out)[0]["found"]

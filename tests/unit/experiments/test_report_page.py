@@ -16,7 +16,7 @@ from fdgsec.experiments.report.glossary import glossary, meaning
 from fdgsec.experiments.report.html import render
 from fdgsec.experiments.report.remedies import REMEDIES, SWEPT, remedies
 from fdgsec.experiments.report.schema import AttackReport, AttackResult, Figure
-from fdgsec.experiments.run_config import defense_of
+from fdgsec.experiments.run_config import RunConfig, defense_of
 from fdgsec.metrics.measurement import Control, Measurement
 from fdgsec.runtime.registry import TARGETS
 from tests.support.html_page import read
@@ -138,13 +138,22 @@ def test_defenses_are_offered_where_something_leaks_with_what_is_left_where_that
 
 
 def test_a_defense_that_the_method_refuses_stands_last_with_the_reason():
-    offered = remedies(attacked(target="fisc", method="fisc+mixstyle"))
+    offered = remedies(attacked(target="fisc", method="fisc"))
 
     refused = [one for one in offered if one.refused]
     assert refused == offered[-len(refused) :]
     assert {one.defense for one in refused} == {"private-styles:epsilon=8", "secure-aggregation"}
-    text = read(render(attacked(target="fisc", method="fisc+mixstyle"))).text
+    text = read(render(attacked(target="fisc", method="fisc"))).text
     assert "refused by this method: private-styles cannot protect FISC per record" in text
+
+
+def test_what_is_refused_follows_the_options_of_the_run():
+    single = {one.defense for one in remedies(attacked(target="ccst-single")) if one.refused}
+    assert single == {"secure-aggregation"}
+
+    config = RunConfig(method="fisc", options={"local_clustering": False, "sigma": "mixture"}, target="fisc")
+    of_all_images = remedies(attacked(target="fisc", method="fisc"), config.document())
+    assert {one.defense for one in of_all_images if one.refused} == {"secure-aggregation"}
 
 
 def test_controls_of_reconstructions_and_gains_over_them_are_named_in_words():

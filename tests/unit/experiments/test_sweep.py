@@ -65,7 +65,7 @@ def test_accuracies_are_asked_for_like_values():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"defenses": ()}, r"needs a defense \(--defense\)"),
+        ({"defenses": ()}, r"needs a defense \(--defense\), and an option"),
         ({"values": ()}, "values of one of its options"),
         ({"values": (1.0, 1.0)}, "different values"),
         ({"values": (math.nan,), "accuracy_at": ()}, "got nan"),

@@ -33,7 +33,7 @@ def mode(path: Path) -> int:
 
 def test_what_is_written_is_as_readable_as_the_umask_allows(umask: int, tmp_path: Path):
     write_atomic(tmp_path / "pages" / "claims.html", "<p>")
-    with new_folder(tmp_path / "run") as draft:
+    with new_folder(tmp_path / "run", "report") as draft:
         (draft / "report.html").write_text("<p>")
 
     assert mode(tmp_path / "pages" / "claims.html") == mode(tmp_path / "run" / "report.html") == 0o666 & ~umask
@@ -100,7 +100,7 @@ def test_what_a_killed_process_left_is_collected_by_the_next_write(tmp_path: Pat
     assert len(list(tmp_path.iterdir())) == 3  # a draft of each, and the folder's lock
 
     write_atomic(tmp_path / "claims.html", "<p>")
-    with new_folder(tmp_path / "run") as draft:
+    with new_folder(tmp_path / "run", "report") as draft:
         (draft / "report.json").write_text("{}")
 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["claims.html", "run"]
@@ -120,7 +120,7 @@ def test_a_new_folder_takes_the_place_of_the_old_one(swaps: bool, tmp_path: Path
     if not swaps:  # as where the system's library knows no swap
         monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
     for content in ("first", "second"):
-        with new_folder(tmp_path / "run") as draft:
+        with new_folder(tmp_path / "run", "report") as draft:
             (draft / "report.json").write_text(content)
 
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
@@ -144,7 +144,7 @@ def test_a_folder_that_was_moved_aside_by_a_killed_process_comes_back(tmp_path: 
     (tmp_path / ".run.previous" / "report.json").write_text("first")
     write_sums(tmp_path / ".run.previous")
 
-    with pytest.raises(UnicodeEncodeError), new_folder(tmp_path / "run") as draft:
+    with pytest.raises(UnicodeEncodeError), new_folder(tmp_path / "run", "report") as draft:
         (draft / "report.json").write_text("\ud800")
 
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
