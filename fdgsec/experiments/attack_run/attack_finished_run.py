@@ -65,9 +65,9 @@ def attack_recorded(
         return attack_vectors(_of_recording(request, out), data_root=data_root, out=out, progress=progress)
     started = time.monotonic()
     if out is not None:
-        check_replaceable(out)
         if out.resolve() == request.run.resolve():
             raise UsageError(f"--out {out} is the folder of the attacked run; name another folder.")
+        check_replaceable(out)
     record = read_record(request.run)
     config = settings_for(record, request)
     attacks = attacks_of(config)

@@ -71,8 +71,8 @@ def render(
 
 def _remedy(one: Remedy) -> Row:
     if one.refused:
-        return one.defense, f"refused by this method: {one.refused}", "", ""
-    return one.defense, one.does, one.left or "not measured", one.price or "not measured"
+        return one.defense, f"refused by this method: {one.refused}", ""
+    return one.defense, one.does, one.left or "not measured"
 
 
 def _title(report: AttackReport) -> str:

@@ -233,7 +233,7 @@ def test_a_report_replaces_a_saved_one_and_no_other_folder(tmp_path: Path):
         (folder / name).write_text("")
 
     assert fdgsec.AttackReport.load(tmp_path / "saved").seed == 1
-    with pytest.raises(UsageError, match=r"transcript\.jsonl would be lost"):
+    with pytest.raises(UsageError, match=r"did not write: transcript\.jsonl"):
         report().save(run)
     with pytest.raises(UsageError, match="did not write"):
         report().save(others)

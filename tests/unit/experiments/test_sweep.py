@@ -66,7 +66,7 @@ def test_accuracies_are_asked_for_like_values():
     ("changes", "message"),
     [
         ({"defenses": ()}, r"needs a defense \(--defense\), and an option"),
-        ({"values": ()}, "values of one of its options"),
+        ({"values": ()}, "an option of it with values"),
         ({"values": (1.0, 1.0)}, "different values"),
         ({"values": (math.nan,), "accuracy_at": ()}, "got nan"),
         ({"accuracy_at": (7.0,)}, "--accuracy-at 7 is not one of the values"),
