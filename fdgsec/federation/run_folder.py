@@ -19,9 +19,9 @@ from fdgsec.federation.method import State
 from fdgsec.federation.wire import Transcript
 from fdgsec.nn.training.precision import capabilities, table_rows
 from fdgsec.runtime.cache_files import cache_root, collect_drafts, draft_folder, exchange, sync, sync_tree
-from fdgsec.runtime.checked_files import SUMS, check_sums, recalled_folder, remember_folder, unlisted, write_sums
+from fdgsec.runtime.checked_files import SUMS, recalled_folder, remember_folder, unlisted, write_sums
 from fdgsec.runtime.disk_room import ROOM, check_room
-from fdgsec.runtime.errors import DataError, UsageError
+from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.file_locks import locked
 from fdgsec.runtime.invocation import command_line
 from fdgsec.runtime.source_hash import source_sha256
@@ -237,13 +237,6 @@ def _check_ours(path: Path, kind: Kind) -> None:
         raise UsageError(f"--out {path} holds files that fdgsec did not write{named}; name a new or empty folder.")
     if found != kind:
         raise UsageError(f"--out {path} holds {KINDS[found]}, which would be lost; name another folder.")
-    if (path / SUMS).is_file():
-        try:
-            check_sums(path)
-        except DataError as error:
-            raise UsageError(
-                f"--out {path} was changed since it was written ({error}); name another folder."
-            ) from error
 
 
 def _kind_of(path: Path) -> Kind | None:

@@ -123,16 +123,6 @@ def test_a_file_that_was_put_into_a_runs_folder_is_not_lost(tmp_path: Path, *, f
     assert notes.read_text() == "mine"
 
 
-def test_a_listed_file_that_was_edited_is_not_lost(tmp_path: Path):
-    folder = written(tmp_path / "run", notes_txt="of the run")
-    (folder / "notes.txt").write_text("my own analysis")
-
-    with pytest.raises(UsageError, match="was changed since it was written"), new_folder(folder):
-        pass
-
-    assert (folder / "notes.txt").read_text() == "my own analysis"
-
-
 def test_a_folder_of_another_kind_is_not_replaced(tmp_path: Path):
     trained = written(tmp_path / "trained", curve_json="[]")
 
