@@ -142,8 +142,9 @@ for name, (method, defenses) in ARMS.items():
 #
 # PACS, 128 px, sketch unseen, encoder `mini` (StableFDG: the first stage of the untrained backbone; FedAlign: pixels),
 # seed 0: what each attack still reads without a defense, under `private-styles` at epsilon 8 (FISC: of all images, not
-# of clusters), and under noise of a size that hides clients from linkage. The table is written by `python -m
-# benchmarks.what_is_left`.
+# of clusters), and under the size of noise that reports offer. The table is written by
+# `python -m benchmarks.what_is_left`. The row of an attack is the one that its report chooses, and may be another
+# measurement behind a defense.
 
 # %%
 root = next(folder for folder in (Path.cwd(), *Path.cwd().parents) if (folder / "benchmarks").is_dir())
