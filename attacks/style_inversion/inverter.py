@@ -195,9 +195,7 @@ def fit_generator(
     continue from (a perceptual loss starts where MSE ended)."""
     inputs = linear.standardized(training.features).float()
     precision = precision_of(inputs.device, NETWORK)
-    generator, average = (
-        _initial_generator(inputs.shape[1], shape, start, child(rng, "weights"), like=inputs) for _ in range(2)
-    )
+    generator, average = (initial_generator(linear, shape, rng=rng, start=start) for _ in range(2))
     best, compare = _weights_of(average), against(training.images, loss)
     held = _held_out(training.groups, schedule.validation, child(rng, "validation"))
     pool, held = (~held).nonzero().flatten(), held.nonzero().flatten()
@@ -242,16 +240,17 @@ def against(images: Tensor, loss: Loss) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda drawn, rows: loss(drawn, images[rows])
 
 
-def _initial_generator(
-    dimension: int, shape: GeneratorShape, start: StyleGenerator | None, rng: torch.Generator, *, like: Tensor
+def initial_generator(
+    linear: LinearInverse, shape: GeneratorShape, *, rng: torch.Generator, start: StyleGenerator | None = None
 ) -> StyleGenerator:
-    """A generator that adds nothing yet to the linear part, or a copy of `start`; on the device of `like`."""
-    generator = StyleGenerator(dimension, shape, rng=rng)
+    """A generator that adds nothing yet to the linear part, or a copy of `start`; on the device of the former."""
+    device = linear.center.device
+    generator = StyleGenerator(linear.center.numel(), shape, rng=child(rng, "weights"))
     with torch.no_grad():
         generator.draw.weight.zero_()
     if start is not None:
         generator.load_state_dict(start.state_dict())
-    return generator.to(like.device).to(memory_format=precision_of(like.device, NETWORK).layout)
+    return generator.to(device).to(memory_format=precision_of(device, NETWORK).layout)
 
 
 def _weights_of(generator: StyleGenerator) -> dict[str, Tensor]:

@@ -4,15 +4,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from fdgsec.attacks.style_inversion.class_guided import CLASS_GUIDED, ClassGuidedInverter, class_guided
-from fdgsec.attacks.style_inversion.inverter import Inverter, Loss, Schedule, TrainedInverter, fit_generator
+from fdgsec.attacks.style_inversion.inverter import (
+    Inverter,
+    Loss,
+    Schedule,
+    TrainedInverter,
+    fit_generator,
+    initial_generator,
+)
 from fdgsec.attacks.style_inversion.inverter_gan import (
     AdversarialOptions,
     BaselineGenerator,
-    fit_adversarial,
+    baseline_network,
+    conditional_inverter,
+    conditional_networks,
     fit_baseline,
+    train_conditional,
 )
+from fdgsec.attacks.style_inversion.kept_networks import kept_network
 from fdgsec.attacks.style_inversion.recognition import Recognizer, recognizer_of
 from fdgsec.attacks.style_inversion.retrieval import RetrievalInverter, RetrievalOptions, retrieval_of
 from fdgsec.attacks.style_inversion.style_residuals import residuals_of
@@ -141,7 +153,7 @@ class InverterCache:
             return None
         if (prior.name, loss) not in self.inverters:
             train = self._adversarial if loss == GAN else self._regression
-            self.inverters[prior.name, loss] = train(prior, measure, child(self.rng, "train", prior.name, loss))
+            self.inverters[prior.name, loss] = train(prior, loss, measure, child(self.rng, "train", prior.name, loss))
         return self.inverters[prior.name, loss]
 
     def _retrieval(self, prior: Prior) -> RetrievalInverter | None:
@@ -160,21 +172,35 @@ class InverterCache:
             self.recognizers[side] = recognizer_of(self.knowledge, side)
         return self.recognizers[side]
 
-    def _regression(self, prior: Prior, loss: Loss, rng: torch.Generator) -> TrainedInverter:
+    def _regression(self, prior: Prior, name: str, loss: Loss, rng: torch.Generator) -> TrainedInverter:
         trained = (self.inverters.get((prior.name, name)) for name in self.losses)
         first = next((inverter for inverter in trained if isinstance(inverter, Inverter)), None)
-        return fit_generator(
-            prior.training.on(self.device), prior.linear.on(self.device), prior.unseen.to(self.device),
-            shape=self._shape(int(prior.training.images.shape[-1])), loss=loss,
-            schedule=self.effort.first if first is None else self.effort.further, rng=rng,
-            start=None if first is None else first.generator,
+        shape, start = self._shape(int(prior.training.images.shape[-1])), None if first is None else first.generator
+        schedule = self.effort.first if first is None else self.effort.further
+        training, linear = prior.training.on(self.device), prior.linear.on(self.device)
+        generator = kept_network(
+            lambda: fit_generator(
+                training, linear, prior.unseen.to(self.device), shape=shape, loss=loss, schedule=schedule, rng=rng,
+                start=start,
+            ).generator,
+            lambda: initial_generator(linear, shape, rng=rng),
+            device=self.device, **_content(prior), loss=name, shape=shape, schedule=schedule, rng=rng, start=start,
         )  # fmt: skip
+        return Inverter(linear=linear, generator=generator)
 
-    def _adversarial(self, prior: Prior, loss: Loss, rng: torch.Generator) -> TrainedInverter:
-        return fit_adversarial(
-            prior.training.on(self.device), prior.linear.on(self.device), prior.unseen.to(self.device),
-            shape=self._shape(int(prior.training.images.shape[-1]), adversarial=True), perceptual=loss,
-            contest=self.effort.contest, rng=rng, ranking=residuals_of(prior, self.knowledge).of_reconstructions,
+    def _adversarial(self, prior: Prior, name: str, loss: Loss, rng: torch.Generator) -> TrainedInverter:
+        shape, contest = self._shape(int(prior.training.images.shape[-1]), adversarial=True), self.effort.contest
+        training, linear = prior.training.on(self.device), prior.linear.on(self.device)
+        networks = kept_network(
+            lambda: train_conditional(
+                training, linear, prior.unseen.to(self.device), shape=shape, perceptual=loss, contest=contest, rng=rng
+            ),
+            lambda: conditional_networks(training, linear, shape=shape, contest=contest, rng=rng),
+            device=self.device, **_content(prior), loss=name, shape=shape, contest=contest, rng=rng,
+        )  # fmt: skip
+        return conditional_inverter(
+            networks, training, linear, contest=contest, rng=rng,
+            ranking=residuals_of(prior, self.knowledge).of_reconstructions,
         )  # fmt: skip
 
     def baseline(self, domain: str | None) -> BaselineGenerator | None:
@@ -184,18 +210,30 @@ class InverterCache:
             return None
         name, images = found
         if name not in self.baselines:
-            side = drawn_side(images, self.size)
+            side, contest, rng = drawn_side(images, self.size), self.effort.contest, child(self.rng, "baseline", name)
+            shape = self._shape(side, adversarial=True)
             pictures = torch.cat([downsample(part, (side, side)) for part in (images, mirrored(images))])
-            self.baselines[name] = fit_baseline(
-                pictures.to(self.device), shape=self._shape(side, adversarial=True), contest=self.effort.contest,
-                rng=child(self.rng, "baseline", name),
+            generator = kept_network(
+                lambda: fit_baseline(pictures.to(self.device), shape=shape, contest=contest, rng=rng).generator,
+                lambda: baseline_network(shape, self.device, contest=contest, rng=rng),
+                device=self.device, loss="baseline", pictures=pictures, shape=shape, contest=contest, rng=rng,
             )  # fmt: skip
+            self.baselines[name] = BaselineGenerator(generator=generator, contest=contest)
         return self.baselines[name]
 
     def _shape(self, size: int, *, adversarial: bool = False) -> GeneratorShape:
         if self.published_widths:
             return full_shape(size)
         return adversarial_shape(size) if adversarial else small_shape(size)
+
+
+def _content(prior: Prior) -> dict[str, Tensor]:
+    """What of a prior decides how a network is trained on it."""
+    training, linear = prior.training, prior.linear
+    return {
+        "features": training.features, "images": training.images, "groups": training.groups, "unseen": prior.unseen,
+        "center": linear.center, "spread": linear.spread, "average": linear.average, "weight": linear.weight,
+    }  # fmt: skip
 
 
 def loss_named(name: str, size: int, *, device: torch.device) -> Loss | str:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from fdgsec.attacks.style_inversion.inverter import (
@@ -161,13 +161,49 @@ def fit_adversarial(
     """Train the conditional generator on the device of `training`.
 
     `unseen` (n, 3, 16, 16) are the linear part's cross-validated predictions, to which the generator adds."""
+    networks = train_conditional(training, linear, unseen, shape=shape, perceptual=perceptual, contest=contest, rng=rng)
+    return conditional_inverter(networks, training, linear, contest=contest, rng=rng, ranking=ranking)
+
+
+class ConditionalNetworks(nn.Module):
+    """A conditional generator and the predictor of styles that selects among its pictures."""
+
+    def __init__(self, generator: StyleGenerator, predictor: StylePredictor) -> None:
+        super().__init__()
+        self.generator, self.predictor = generator, predictor
+
+
+def conditional_networks(
+    training: TrainingSet, linear: LinearInverse, *, shape: GeneratorShape, contest: AdversarialOptions,
+    rng: torch.Generator,
+) -> ConditionalNetworks:  # fmt: skip
+    """Both networks as training begins with them: the generator adds nothing yet to the linear part."""
+    numbers, device = style_code(training, linear).basis.shape[1], training.images.device
+    generator = _generator(numbers + contest.latent, shape, device, child(rng, "weights"))
+    with torch.no_grad():
+        generator.draw.weight.zero_()
+    predictor = StylePredictor(numbers, rng=child(child(rng, "predictor"), "weights")).to(device)
+    layout = PRECISION[device.type].layout
+    return ConditionalNetworks(generator.to(memory_format=layout), predictor.to(memory_format=layout))
+
+
+def train_conditional(
+    training: TrainingSet,
+    linear: LinearInverse,
+    unseen: Tensor,
+    *,
+    shape: GeneratorShape,
+    perceptual: Loss,
+    contest: AdversarialOptions,
+    rng: torch.Generator,
+) -> ConditionalNetworks:
+    """Train both networks of `fit_adversarial`, which has the same arguments."""
     code = style_code(training, linear)
     styles, images = code(training.features), training.images
-    generator = _generator(styles.shape[1] + contest.latent, shape, images.device, child(rng, "weights"))
-    with torch.no_grad():
-        generator.draw.weight.zero_()  # nothing is added yet to the linear part
+    networks = conditional_networks(training, linear, shape=shape, contest=contest, rng=rng)
+    generator = networks.generator
     judge = StyleDiscriminator(styles.shape[1], shape, rng=child(rng, "judge")).to(images.device)
-    predictor = fit_predictor(styles, images, contest=contest, rng=child(rng, "predictor"))
+    predictor = fit_predictor(networks.predictor, styles, images, contest=contest, rng=child(rng, "predictor"))
     compare = against(images, perceptual)
 
     def draw(rows: Tensor, z: Tensor) -> Tensor:
@@ -181,9 +217,22 @@ def fit_adversarial(
     average = train_adversarially(
         generator, judge, draw, beside, images=images, styles=styles, contest=contest, rng=rng
     )
+    return ConditionalNetworks(average, predictor)
+
+
+def conditional_inverter(
+    networks: ConditionalNetworks,
+    training: TrainingSet,
+    linear: LinearInverse,
+    *,
+    contest: AdversarialOptions,
+    rng: torch.Generator,
+    ranking: Ranking | None = None,
+) -> AdversarialInverter:
+    """The inverter of networks that `train_conditional` trained with the same arguments."""
     return AdversarialInverter(
-        linear=linear, code=code, generator=average, predictor=predictor, contest=contest, rng=child(rng, "latent"),
-        ranking=ranking,
+        linear=linear, code=style_code(training, linear), generator=networks.generator, predictor=networks.predictor,
+        contest=contest, rng=child(rng, "latent"), ranking=ranking,
     )  # fmt: skip
 
 
@@ -191,7 +240,7 @@ def fit_baseline(
     images: Tensor, *, shape: GeneratorShape, contest: AdversarialOptions, rng: torch.Generator
 ) -> BaselineGenerator:
     """Train the unconditional generator on real images (n, 3, S, S) in [0, 1], on their device."""
-    generator = _generator(contest.latent, shape, images.device, child(rng, "weights"))
+    generator = baseline_network(shape, images.device, contest=contest, rng=rng)
     judge = StyleDiscriminator(0, shape, rng=child(rng, "judge")).to(images.device)
     average = train_adversarially(
         generator, judge, lambda _, z: generator(z), None, images=images, styles=None, contest=contest, rng=rng
@@ -199,16 +248,22 @@ def fit_baseline(
     return BaselineGenerator(generator=average, contest=contest)
 
 
+def baseline_network(
+    shape: GeneratorShape, device: torch.device, *, contest: AdversarialOptions, rng: torch.Generator
+) -> StyleGenerator:
+    """The generator as training begins with it."""
+    generator = _generator(contest.latent, shape, device, child(rng, "weights"))
+    return generator.to(memory_format=PRECISION[device.type].layout)
+
+
 def fit_predictor(
-    styles: Tensor, images: Tensor, *, contest: AdversarialOptions, rng: torch.Generator
+    predictor: StylePredictor, styles: Tensor, images: Tensor, *, contest: AdversarialOptions, rng: torch.Generator
 ) -> StylePredictor:
-    """Train t on randomly translated images (n, 3, S, S) and their codes (n, k), by squared error; frozen
+    """Train t on randomly translated images (n, 3, S, S) and their codes (n, k), by squared error, in place; frozen
     afterwards."""
-    predictor = StylePredictor(styles.shape[1], rng=child(rng, "weights")).to(images.device)
-    predictor.to(memory_format=PRECISION[images.device.type].layout)
     optimizer = torch.optim.AdamW(predictor.parameters(), lr=1e-3, weight_decay=1e-2)
     child_rng = child(rng, "batches")
-    for _ in range(contest.lessons):
+    for _ in tracked(range(contest.lessons), "style inversion: training a predictor of styles"):
         rows = torch.randint(len(images), (contest.batch,), generator=child_rng).to(images.device)
         loss = (predictor(translated(images[rows], child_rng)) - styles[rows]).square().mean()
         optimizer.zero_grad(set_to_none=True)

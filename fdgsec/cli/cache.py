@@ -9,7 +9,7 @@ from fdgsec.cli.options import AsJson
 from fdgsec.runtime.cache_files import cache_root
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, help="The cache: size, clear.")
-KINDS = ("attacks", "features", "pixels", "runs")
+KINDS = ("attacks", "features", "networks", "pixels", "runs")
 
 
 @app.command()
@@ -28,7 +28,7 @@ def size(as_json: AsJson = False) -> int:
 
 @app.command()
 def clear(as_json: AsJson = False) -> int:
-    """Remove cached features, pixels, runs and finished attacks; datasets and weights stay."""
+    """Remove cached features, trained networks, pixels, runs and finished attacks; datasets and weights stay."""
     for kind in KINDS:
         shutil.rmtree(cache_root() / kind, ignore_errors=True)
     told = {"folder": str(cache_root()), "cleared": list(KINDS)}

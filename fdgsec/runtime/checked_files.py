@@ -14,7 +14,7 @@ import hmac
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from secrets import token_bytes
 from typing import TypeVar
@@ -31,6 +31,7 @@ SECRET = "cache.key"
 MARK = b"fdgsec sealed 1\n"
 SEAL_BYTES = len(MARK) + 32
 _BLOCK = 2**20
+_ANEW: list[bool] = []  # what every open `computed_anew` was told
 _LARGEST_SUMS = 2**28
 _LINE = re.compile(r"([0-9a-f]{64})  ([^\x00\n]+)")
 
@@ -40,10 +41,22 @@ def remember(path: Path, content: bytes, *, key: str) -> None:
     write_atomic(path, content + _seal(key, [content], _own_secret()), private=True)
 
 
+@contextmanager
+def computed_anew(fresh: bool = True) -> Iterator[None]:
+    """Inside, `recalled` finds no cached file in this process, in any thread; nothing changes unless `fresh`."""
+    _ANEW.append(fresh)
+    try:
+        yield
+    finally:
+        _ANEW.remove(fresh)
+
+
 def recalled(path: Path, *, key: str, read: Callable[[bytes], T]) -> T | None:
     """Give what `read` makes of a cached file; None where there is none, or none that can be trusted.
 
     The latter is said on stderr. `read` may raise FdgsecError for content that it cannot read."""
+    if any(_ANEW):
+        return None
     try:
         content = path.read_bytes()
     except FileNotFoundError:

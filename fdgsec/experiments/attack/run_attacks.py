@@ -64,6 +64,7 @@ from fdgsec.federation.wire import Transcript
 from fdgsec.metrics.measurement import Control
 from fdgsec.nn.styles.image_styles import encoder_named
 from fdgsec.runtime.cache_files import cache_root, write_atomic
+from fdgsec.runtime.checked_files import computed_anew
 from fdgsec.runtime.disk_room import ROOM, check_room, system_line
 from fdgsec.runtime.errors import FdgsecError, UsageError
 from fdgsec.runtime.file_locks import locked
@@ -126,7 +127,7 @@ def attack(
     Raises UsageError, DataError and MissingResourceError before anything is written."""
     if out is not None:
         check_replaceable(out)
-    with reserved(out):
+    with reserved(out), computed_anew(fresh):
         started = time.monotonic()
         attacked = _attacked(
             config, data_root=data_root, fresh=fresh, progress=progress, federation=federation, kept_for=kept_for,

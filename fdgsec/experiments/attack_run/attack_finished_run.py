@@ -30,6 +30,7 @@ from fdgsec.experiments.train import dataset_document
 from fdgsec.federation.method import GlobalModel
 from fdgsec.federation.run_folder import check_replaceable, code_sha256, environment
 from fdgsec.nn.styles.image_styles import encoder_named
+from fdgsec.runtime.checked_files import computed_anew
 from fdgsec.runtime.errors import UsageError, unknown_name
 from fdgsec.runtime.progress import Progressive
 from fdgsec.runtime.registry import Target, resolve, target_named, targets
@@ -71,7 +72,7 @@ def attack_recorded(
     record = read_record(request.run)
     config = settings_for(record, request)
     attacks = attacks_of(config)
-    with limited_threads(config.threads):
+    with limited_threads(config.threads), computed_anew(fresh):
         recorded = reconstruct_run(record, config, data_root=data_root, progress=progress)
         model = _shared_model(recorded)
         style_view = prepare_style_view(config, recorded.world, recorded.method, model, fresh=fresh, progress=progress)

@@ -1,5 +1,6 @@
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from threading import current_thread
 
 import pytest
@@ -98,7 +99,9 @@ def test_what_is_planted_is_found_with_any_prior_alone(prior: str):
 
 @pytest.mark.parametrize("cores", [1, 3])
 @pytest.mark.medium
-def test_priors_that_train_side_by_side_draw_the_same_pictures(cores: int, monkeypatch: pytest.MonkeyPatch):
+def test_priors_that_train_side_by_side_draw_the_same_pictures(
+    cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """To the bit what priors draw that are trained one after another, on first use."""
     cases = [image_rows(victims(domain), DOMAINS[domain]) for domain in range(3)]
     attack = BriefInversion(losses=("mse",), size=8)
@@ -106,6 +109,7 @@ def test_priors_that_train_side_by_side_draw_the_same_pictures(cores: int, monke
         patched.setattr(InverterCache, "train", lambda _cache, _priors: None)
         alone = reconstructions(attack, cases, SERVER)
     trained, fit = list[str](), inverter_cache.fit_generator
+    monkeypatch.setenv("FDGSEC_CACHE", str(tmp_path / "another"))
     monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _process: set(range(cores)), raising=False)
     monkeypatch.setattr(threads.os, "cpu_count", lambda: cores)
     monkeypatch.setattr(

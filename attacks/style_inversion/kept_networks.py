@@ -1,0 +1,84 @@
+"""Trained networks of style inversion, kept as each is finished: a stopped attack goes on after the last of them.
+
+A network is found again by a hash of everything that decides its weights: the training data, the options and the random
+stream, fdgsec's code, torch, and what the processor's sums depend on. A network that is read computes what it computed
+when it was trained, to the bit."""
+
+import hashlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from fdgsec.nn.training.precision import capabilities, table_rows
+from fdgsec.runtime.cache_files import cache_root
+from fdgsec.runtime.checked_files import recalled, remember
+from fdgsec.runtime.errors import DataError
+from fdgsec.runtime.progress import warn
+from fdgsec.runtime.source_hash import is_unchanged, source_sha256
+from fdgsec.runtime.tensor_files import read_safetensors
+
+NetworkT = TypeVar("NetworkT", bound=nn.Module)
+
+FOLDER = "networks"
+"""The folder of the cache."""
+CODE = ("fdgsec.attacks.style_inversion", "fdgsec.data", "fdgsec.metrics", "fdgsec.nn", "fdgsec.runtime")
+"""Packages whose files decide how a network is trained."""
+Decides = Tensor | nn.Module | torch.Generator | str | int | float | None | object
+"""Part of a key: tensors and networks by their content, streams by their seed, others by their `repr`."""
+
+
+def kept_network(
+    train: Callable[[], NetworkT], blank: Callable[[], NetworkT], *, device: torch.device, **decided_by: Decides
+) -> NetworkT:
+    """Give the network that `train` gives, in evaluation mode: read from the cache into a `blank` one, or trained.
+
+    `decided_by` are all the arguments of `train`; their order does not matter. A full disk is said, and no error."""
+    key = _key(device, decided_by)
+    path = cache_root() / FOLDER / f"{hashlib.sha256(key.encode()).hexdigest()}.safetensors"
+    found = recalled(path, key=key, read=lambda content: _loaded(content, blank()))
+    if found is not None:
+        return found.to(device).eval()
+    trained = train()
+    if is_unchanged("fdgsec"):
+        content = {name: value.detach().cpu().contiguous() for name, value in trained.state_dict().items()}
+        try:
+            remember(path, save(content), key=key)
+        except OSError as error:
+            warn(f"a trained network cannot be kept under {cache_root()}: {error.strerror}.")
+    return trained.eval()
+
+
+def _key(device: torch.device, decided_by: Mapping[str, Decides]) -> str:
+    code = " ".join(map(source_sha256, CODE))
+    machine = f"{device} {capabilities().get('cpu_name', '')} {table_rows()} {torch.get_num_threads()}"
+    told = " ".join(f"{name}={_digest(value)}" for name, value in sorted(decided_by.items()))
+    return f"{code} {torch.__version__} {machine} {told}"
+
+
+def _digest(value: Decides) -> str:
+    """A hash of the content of `value`. Raises TypeError for what its `repr` does not describe."""
+    if isinstance(value, Tensor):
+        bare = value.detach().cpu().contiguous()
+        return hashlib.sha256(f"{bare.dtype} {tuple(bare.shape)}".encode() + bare.numpy().tobytes()).hexdigest()
+    if isinstance(value, nn.Module):
+        return _digest(tuple(f"{name} {_digest(part)}" for name, part in value.state_dict().items()))
+    if isinstance(value, torch.Generator):
+        return str(value.initial_seed())
+    described = repr(value)
+    if inspect.isfunction(value) or " at 0x" in described:
+        raise TypeError(f"{described} has no description that another process would give.")
+    return hashlib.sha256(described.encode()).hexdigest()
+
+
+def _loaded(content: bytes, blank: NetworkT) -> NetworkT:
+    """The `blank` network with stored weights. Raises DataError."""
+    stored, _ = read_safetensors(content, source="its content")
+    try:
+        blank.load_state_dict(stored)
+    except RuntimeError as error:
+        raise DataError("it holds another network.") from error
+    return blank
