@@ -18,7 +18,7 @@
 # It runs on the bundled `shapes`. **Shapes proves that the mechanics work; nothing here is a finding about a method.**
 # The section "On real images" draws what was measured on PACS, from the tables of this repository.
 
-# %%
+# %% tags=["imports"]
 import json
 from pathlib import Path
 
@@ -60,7 +60,7 @@ QUICK = (  # fewer settings than `fdgsec sweep` uses, so that a cell takes secon
     "attacks.linkage.noise_in_sds=[]", "attacks.membership.sizes=[40]", "attacks.membership.clients=20",
 )  # fmt: skip
 noise = fdgsec.sweep(
-    "fisc", defenses=["style-noise:p=0.1"], option="scale", values=[0.05, 2.0, 10.0], attacks=["linkage"],
+    "fisc", defenses=["style-noise:p=0.1"], option="scale", values=[0.05, 10.0], attacks=["linkage"],
     assignments=QUICK, **SMALL,
 )  # fmt: skip
 
@@ -71,7 +71,7 @@ noise = fdgsec.sweep(
 
 # %%
 calibrated = fdgsec.sweep(
-    "ccst-overall", defenses=["private-styles"], option="epsilon", values=[1000.0, 8.0],
+    "ccst-overall", defenses=["private-styles"], option="epsilon", values=[8.0],
     attacks=["linkage", "membership"], assignments=QUICK, **SMALL,
 )  # fmt: skip
 
@@ -146,7 +146,7 @@ for name, (method, defenses) in ARMS.items():
 # `python -m benchmarks.what_is_left`. The row of an attack is the one that its report chooses, and may be another
 # measurement behind a defense.
 
-# %%
+# %% tags=["from-pacs"]
 root = next(folder for folder in (Path.cwd(), *Path.cwd().parents) if (folder / "benchmarks").is_dir())
 rows = json.loads((root / "benchmarks" / "results" / "what-is-left.json").read_text())["rows"]
 for row in rows:
@@ -155,7 +155,7 @@ for row in rows:
     asked = f"{row['target']:<13} {row['defense'] or 'no defense':<30} {row['attack']:<19}"
     print(asked, value, bounds, row["verdict"])
 
-# %%
+# %% tags=["from-pacs"]
 ASKED = ("set-reconstruction", "reidentification", "membership")
 shown = [row for row in rows if row["attack"] in ASKED and row.get("low") is not None and row["high"] <= 1]
 targets = list(dict.fromkeys(row["target"] for row in shown))

@@ -23,7 +23,7 @@ import matplotlib.pyplot as plt
 
 import fdgsec
 
-report = fdgsec.attack("ccst-single", attacks=["style-inversion"], per_domain=140, image_size=32)
+report = fdgsec.attack("ccst-single", attacks=["style-inversion"], per_domain=98, image_size=32)
 report
 
 # %% [markdown]

@@ -30,7 +30,7 @@ OUT = Path(tempfile.mkdtemp()) / "report"
 # %%
 if IMAGES is None:
     IMAGES = Path(tempfile.mkdtemp())
-    drawn = fdgsec.load_dataset("shapes", per_domain=140, image_size=32)
+    drawn = fdgsec.load_dataset("shapes", per_domain=84, image_size=32)
     for name, picture, label, domain in zip(drawn.ids, drawn.pixels(), drawn.labels, drawn.domains, strict=True):
         folder = IMAGES / drawn.domain_names[int(domain)] / drawn.class_names[int(label)]
         folder.mkdir(parents=True, exist_ok=True)
