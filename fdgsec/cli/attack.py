@@ -219,11 +219,13 @@ def _on_target(
 ) -> int:
     from fdgsec.experiments.attack import run_attacks as experiment
     from fdgsec.experiments.flower.engine_choice import flower_federation
+    from fdgsec.experiments.options_in_effect import check_in_effect
     from fdgsec.experiments.run_config import attack_settings
 
     given = {**settings, "seed": chosen.seed, "attacks": chosen.attacks or None, "adversary": chosen.adversary}
     config = attack_settings(target, given, profile=chosen.profile, preset=preset, assignments=chosen.assignments)
     o.check_trained(config.rounds, **chosen.training)
+    check_in_effect(config, chosen.assignments)
     if chosen.attacks:
         experiment.check_attacks(config)
     if chosen.dry_run:
@@ -311,7 +313,9 @@ def _planned(config: "RunConfig", rows: Sequence[tuple[str, str]], chosen: _Chos
 
 
 def _done(report: "AttackReport", folder: Path, chosen: _Chosen) -> int:
-    """Print the report with what is to be said about it, and return the exit code."""
+    """Print the report with what is to be said about it, and return the exit code.
+
+    A report without any answer is an error too: of the attacks that apply none could run."""
     from fdgsec.cli.print_report import print_report
 
     print_report(report, as_json=chosen.as_json, out=folder, every=chosen.every)
@@ -319,7 +323,9 @@ def _done(report: "AttackReport", folder: Path, chosen: _Chosen) -> int:
         {result.name: result.reason for result in report.attacks if result.status == status}
         for status in ("failed", "skipped")
     )
-    return _exit_code(failed, skipped if chosen.attacks else {})
+    unable = {result.name: result.reason for result in report.attacks if result.could_not_run}
+    answered = any(result.status == "done" for result in report.attacks)
+    return _exit_code(failed, skipped if chosen.attacks else {} if answered else unable)
 
 
 def _exit_code(failed: Mapping[str, str], refused: Mapping[str, str]) -> int:

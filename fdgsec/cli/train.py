@@ -78,6 +78,7 @@ def command(
     from fdgsec.experiments.bench.seeds import train_seeds
     from fdgsec.experiments.flower.engine_choice import EngineChoice, federation_of, flower_federation
     from fdgsec.experiments.flower.train_remote import train_remote
+    from fdgsec.experiments.options_in_effect import check_in_effect
     from fdgsec.experiments.preset_sources import preset_experiment
     from fdgsec.experiments.run_config import train_settings
 
@@ -92,6 +93,7 @@ def command(
         assignments=(*o.shortcuts(lr, epochs, batch_size), *(set_ or ())),
     )  # fmt: skip
     o.check_trained(config.rounds, lr=lr, epochs=epochs)
+    check_in_effect(config, set_ or ())
     if dry_run:
         return _estimated(config, data_root=data_root, seeds=seeds, as_json=as_json)
     seed, name = config.seed, f"train-{config.method_name}-{config.dataset}-seed{config.seed}"

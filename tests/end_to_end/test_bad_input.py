@@ -75,6 +75,8 @@ TABLE = [
     ("too many clients for one domain each", ["attack", *SHAPES, "--clients", "9"], 2, ("9",)),
     ("unknown domain", ["attack", *SHAPES, "--target-domain", "etching"], 2, ("etching", "sketch")),
     ("models alone without rounds", ["attack", "--target", "fedavg", *SHAPES], 2, ("--rounds",)),
+    ("a schedule without rounds", ["attack", *SHAPES, "--set", "method.plan.epochs=3"], 2, ("epochs acts in training", "--rounds N")),
+    ("a rate without rounds", ["train", *SHAPES, "--rounds", "0", "--set", "method.plan.learning_rate=.1"], 2, ("learning_rate acts", "--rounds N")),
     ("unknown defense", ["attack", *SHAPES, "--defense", "magic:p=1"], 2, ("magic",)),
     ("unknown preset", ["train", "--method", "ccst", "--preset", "ccst-papr", *SHAPES], 2, ("ccst-papr", "ccst-paper")),
     ("unknown method", ["train", "--method", "fedavgg", *SHAPES], 2, ("fedavgg", "fedavg")),
@@ -96,6 +98,15 @@ TABLE = [
     ("unknown weights", ["weights", "path", "resnet181"], 2, ("resnet181", "resnet18")),
     ("report of nothing", ["report", "nowhere"], 2, ("nowhere", "report.json")),
 ]  # fmt: skip
+
+
+def test_a_report_in_which_no_attack_could_run_is_no_success(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Of one image per domain nothing can be asked; the report is written, and says so."""
+    code = main(["attack", "--dataset", "shapes", "--per-domain", "1", "--image-size", "32", "--out", str(tmp_path / "r")])
+
+    assert code == 2
+    assert "membership did not run" in capsys.readouterr().err
+    assert (tmp_path / "r" / "report.json").exists()
 
 
 @pytest.mark.parametrize(("arguments", "code", "words"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])

@@ -6,7 +6,7 @@ from typing import Any
 from fdgsec.experiments.claims.verdicts import Criterion
 from fdgsec.experiments.report.findings import PROCEDURAL
 from fdgsec.experiments.report.text_tables import markdown_table
-from fdgsec.experiments.report.words import CONTROL_WORDS
+from fdgsec.experiments.report.words import CONTROL_WORDS, MEASURE_WORDS
 from fdgsec.metrics.effect_sizes import margin_of
 
 OVERVIEW = ("Claim", "Verdict", "The paper's words", "Decided by", "Measured, median seed", "Baseline", "Holm's p")
@@ -14,6 +14,7 @@ SEEDS = ("Encoder", "Seed", "Measured", "Baseline", "n", "p", "Where", "Alone")
 OTHERWISE = ("Claim", "Verdict", "Would have decided otherwise")
 BEYOND = ("Encoder", "Seed", "Measured", "Baseline", "n", "Where")
 PARTIES = {"server": "the server", "client": "a client", "outsider": "an outsider"}
+LEAST_SHOWN = 1e-3
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 
@@ -49,7 +50,13 @@ def measured(row: Mapping[str, Any]) -> str:
         for words, found in differences.items()
         if found is not None
     ]
-    return " ".join(filter(None, (row.get("measurement"), shown))) + "".join(told)
+    name = str(row.get("measurement") or "")
+    return f"{MEASURE_WORDS.get(name, name)} {shown}".lstrip() + "".join(told)
+
+
+def probability(value: float | None) -> str:
+    """A p-value with three digits, or that it is below .001."""
+    return "<.001" if value is not None and value < LEAST_SHOWN else number(value)
 
 
 def population(row: Mapping[str, Any]) -> str:
@@ -78,7 +85,7 @@ def overview(document: Mapping[str, Any]) -> Table:
             claim["id"], claim["verdict"],
             f"{claim['paper']} {claim['section']}: " + " ".join(f'"{quote}"' for quote in claim["quotes"]),
             ", ".join(column["encoder"] for column in deciding(claim)) or "-", measured(seed),
-            number(seed.get("chance")), number(claim.get("adjusted_p_value")),
+            number(seed.get("chance")), probability(claim.get("adjusted_p_value")),
         ))  # fmt: skip
     return OVERVIEW, rows
 
@@ -108,7 +115,7 @@ def seed_rows(claim: Mapping[str, Any]) -> Table:
                 (column["encoder"], seed["seed"]), claim["verdict"] if seed["value"] is not None else "-"
             )
             where = f"{population(seed)} (of {seed['populations']})" if seed["value"] is not None else "-"
-            p_value = number(seed["chance_p_value"])
+            p_value = probability(seed["chance_p_value"])
             controls = "" if seed["controlled"] or seed["value"] is None else "; a control failed"
             rows.append((
                 name, str(seed["seed"]), measured(seed), number(seed["chance"]), number(seed["n"]), p_value,

@@ -48,6 +48,7 @@ def attack(
     written; otherwise nothing is. `progress` "auto" shows it in notebooks and on a terminal's stderr.
     Raises the errors of `fdgsec.runtime.errors`."""
     from fdgsec.experiments.attack.run_attacks import attack as experiment
+    from fdgsec.experiments.options_in_effect import check_in_effect
     from fdgsec.experiments.report.attack_report import AttackReport
     from fdgsec.experiments.run_config import attack_settings
     from fdgsec.runtime.progress import progress_shown
@@ -64,6 +65,7 @@ def attack(
     methods = () if isinstance(target, (str, Target)) else (target,)
     with given_classes("methods", *methods), given_classes("attacks", *attacks), progress_shown(progress) as shown:
         config = attack_settings(target, given, profile=profile, preset=preset, assignments=assignments)
+        check_in_effect(config, assignments)
         report = experiment(config, data_root=path_of(data_root), out=path_of(out), fresh=fresh, progress=shown)
     return AttackReport.of(report)
 

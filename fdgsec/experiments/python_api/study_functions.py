@@ -35,6 +35,7 @@ def train(
 
     With `out`, every round is kept there until the run is written, and the same call goes on after an interruption,
     unless `fresh`."""
+    from fdgsec.experiments.options_in_effect import check_in_effect
     from fdgsec.experiments.report.attack_report import AttackReport
     from fdgsec.experiments.run_config import train_settings
     from fdgsec.experiments.train import train as experiment
@@ -44,6 +45,7 @@ def train(
     given = {"dataset": dataset, "defenses": defenses, "seed": seed, **settings}
     with given_classes("methods", method), progress_shown(progress) as shown:
         config = train_settings(method, given, preset=preset, assignments=assignments)
+        check_in_effect(config, assignments)
         report = experiment(config, data_root=path_of(data_root), out=path_of(out), progress=shown, fresh=fresh)
     return AttackReport.of(report)
 
