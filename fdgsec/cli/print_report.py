@@ -13,7 +13,7 @@ from fdgsec.experiments.report.findings import Answer, Findings, findings_of
 from fdgsec.experiments.report.schema import AttackReport, AttackResult
 from fdgsec.experiments.report.stored import stored_path, stored_report
 from fdgsec.experiments.report.text import controls_of, described, interval, number, promises
-from fdgsec.experiments.report.words import MEASURE_WORDS, listed, rate, short
+from fdgsec.experiments.report.words import MEASURE_WORDS, encoder_in_words, listed, rate, short
 from fdgsec.runtime.progress import output
 
 COLORS: Mapping[str, str] = {
@@ -116,7 +116,8 @@ def _print_context(terminal: Console, report: AttackReport, found: Findings) -> 
     _line(
         terminal,
         f"target {report.target}, dataset {report.dataset['name']} ({report.dataset['images']} images), encoder "
-        f"{report.encoder}, seed {report.seed}, profile {report.profile}{', run reused' if report.reused else ''}",
+        f"{encoder_in_words(report.encoder)}, seed {report.seed}, profile {report.profile}"
+        f"{', run reused' if report.reused else ''}",
     )
     if report.environment.get("notes"):
         _line(terminal, f"notes: {report.environment['notes']}")

@@ -19,6 +19,7 @@ from fdgsec.experiments.report.words import (
     numbers,
     percent,
     released_words,
+    scope_in_words,
     share,
     short,
 )
@@ -288,7 +289,7 @@ def _said(report: AttackReport, answers: Sequence[Answer]) -> str:
         ran = [result for result in report.attacks if result.status == "done"]
         if ran:
             told = "".join(f"; {clause}" for clause in _stopped(report))
-            return f"Undecided for {_scope(report)}: {undecided_by(ran)}{told}."
+            return f"Undecided for {scope_in_words(report)}: {undecided_by(ran)}{told}."
         stopped = _stopped(report)
         if stopped:
             return f"Not tested: {'; '.join(stopped)}."
@@ -336,17 +337,12 @@ def _who(report: AttackReport) -> str:
     defenses = [str(defense["name"]) for defense in report.defenses]
     behind = f" behind {listed(defenses)}" if defenses else ""
     adversary = ADVERSARY_WORDS.get(name, f"the adversary {name}")
-    return f"from {released_words(report)} ({_scope(report)}){behind}, {adversary}"
-
-
-def _scope(report: AttackReport) -> str:
-    encoder = "" if report.encoder in ("", "none") else f", encoder {report.encoder}"
-    return f"{report.target} on {report.dataset['name']}{encoder}"
+    return f"from {released_words(report)} ({scope_in_words(report)}){behind}, {adversary}"
 
 
 def _no_leak(report: AttackReport, findings: Sequence[Finding], failures: Sequence[str]) -> str:
     """The sentence where no finding holds: the weakest word that is true of all of them."""
-    name = _scope(report)
+    name = scope_in_words(report)
     spoiled = [one for one in findings if one.spoiled and one.row.leaks]
     by_size = {size: [one for one in findings if one.size == size] for size in dict.fromkeys(f.size for f in findings)}
     flagged = sum(one.flagged - one.row.leaks for one in findings)

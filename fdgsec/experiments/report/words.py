@@ -62,6 +62,12 @@ FEW = 20
 """Cases of which a percentage would say more than they do."""
 
 
+def encoder_in_words(name: str) -> str:
+    """An encoder by its name; layers of a network that a method trains without the hash of its weights."""
+    network, stage, *digest = [*name.split(":"), ""]
+    return f"{network} up to {stage}" if stage.startswith("stage") and digest[0] else name
+
+
 def kind_in_words(kind: str) -> str:
     """A kind of artifact as a plural: `styles of single images`; of a plug-in its name."""
     return PLURALS.get(kind, KIND_WORDS.get(kind, kind))
@@ -132,3 +138,9 @@ def kinds_sent(report: "AttackReport") -> list[str]:
 def released_words(report: "AttackReport") -> str:
     """What the target sends, in words: `one pooled style per client`."""
     return listed([KIND_WORDS.get(kind, kind) for kind in kinds_sent(report)]) or "what it sends"
+
+
+def scope_in_words(report: "AttackReport") -> str:
+    """The target, the dataset, and the encoder of the attacked styles, if any: `ccst-overall on pacs, encoder mini`."""
+    encoder = "" if report.encoder in ("", "none") else f", encoder {encoder_in_words(report.encoder)}"
+    return f"{report.target} on {report.dataset['name']}{encoder}"

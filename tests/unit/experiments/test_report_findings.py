@@ -11,7 +11,7 @@ from fdgsec.experiments.report.findings import Findings, findings_of
 from fdgsec.experiments.report.headlines import DESCRIPTIVE, HEADLINES, LEFT_OUT
 from fdgsec.experiments.report.schema import AttackReport, AttackResult
 from fdgsec.experiments.report.stored import report_of
-from fdgsec.experiments.report.words import percent, rate, short
+from fdgsec.experiments.report.words import encoder_in_words, percent, rate, short
 from fdgsec.metrics.measurement import Control, Measurement
 from fdgsec.runtime.registry import ATTACKS
 
@@ -83,6 +83,13 @@ def test_a_leak_is_said_in_one_sentence_with_what_was_sent_who_reads_it_effect_i
         "every image of 15 of 15 clients among 850 candidates (1.00 [.78, 1], baseline <.001); membership AUC .88 "
         "[.87, .89], baseline .50."
     )
+
+
+def test_layers_of_a_trained_network_are_named_without_the_hash_of_its_weights():
+    trained = report([done("membership", row("auc", 0.9, 0.8, 1.0, 0.5))], encoder="tiny:stage1:b6eef1e1a344")
+
+    assert "encoder tiny up to stage1)" in findings_of(trained).sentence
+    assert encoder_in_words("spectrum:128x128:5") == "spectrum:128x128:5"
 
 
 def test_the_row_that_stands_for_an_attack_is_the_first_declared_and_not_the_largest():
