@@ -62,8 +62,10 @@ def _key(device: torch.device, decided_by: Mapping[str, Decides]) -> str:
 def _digest(value: Decides) -> str:
     """A hash of the content of `value`. Raises TypeError for what its `repr` does not describe."""
     if isinstance(value, Tensor):
-        bare = value.detach().cpu().contiguous()
-        return hashlib.sha256(f"{bare.dtype} {tuple(bare.shape)}".encode() + bare.numpy().tobytes()).hexdigest()
+        content = value.detach().cpu().contiguous()
+        digest = hashlib.sha256(f"{content.dtype} {tuple(content.shape)}".encode())
+        digest.update(content.reshape(-1).view(torch.uint8).numpy())  # without a copy: images of a prior are many
+        return digest.hexdigest()
     if isinstance(value, nn.Module):
         return _digest(tuple(f"{name} {_digest(part)}" for name, part in value.state_dict().items()))
     if isinstance(value, torch.Generator):
