@@ -184,7 +184,8 @@ class InverterCache:
                 start=start,
             ).generator,
             lambda: initial_generator(linear, shape, rng=rng),
-            device=self.device, **_content(prior), loss=name, shape=shape, schedule=schedule, rng=rng, start=start,
+            device=self.device, **_content(prior), loss=_described(name), shape=shape, schedule=schedule, rng=rng,
+            start=start,
         )  # fmt: skip
         return Inverter(linear=linear, generator=generator)
 
@@ -196,7 +197,7 @@ class InverterCache:
                 training, linear, prior.unseen.to(self.device), shape=shape, perceptual=loss, contest=contest, rng=rng
             ),
             lambda: conditional_networks(training, linear, shape=shape, contest=contest, rng=rng),
-            device=self.device, **_content(prior), loss=name, shape=shape, contest=contest, rng=rng,
+            device=self.device, **_content(prior), loss=_described(name), shape=shape, contest=contest, rng=rng,
         )  # fmt: skip
         return conditional_inverter(
             networks, training, linear, contest=contest, rng=rng,
@@ -234,6 +235,11 @@ def _content(prior: Prior) -> dict[str, Tensor]:
         "features": training.features, "images": training.images, "groups": training.groups, "unseen": prior.unseen,
         "center": linear.center, "spread": linear.spread, "average": linear.average, "weight": linear.weight,
     }  # fmt: skip
+
+
+def _described(loss: str) -> str:
+    """A loss by its name, and the weights of the bundled encoder that it asks; others are published ones."""
+    return f"{loss} {load_encoder('mini').fingerprint}" if loss in ("perceptual_mini", GAN) else loss
 
 
 def loss_named(name: str, size: int, *, device: torch.device) -> Loss | str:

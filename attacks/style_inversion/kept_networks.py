@@ -18,15 +18,20 @@ from fdgsec.runtime.cache_files import cache_root
 from fdgsec.runtime.checked_files import recalled, remember
 from fdgsec.runtime.errors import DataError
 from fdgsec.runtime.progress import warn
-from fdgsec.runtime.source_hash import is_unchanged, source_sha256
+from fdgsec.runtime.source_hash import is_unchanged, module_sha256, source_sha256
 from fdgsec.runtime.tensor_files import read_safetensors
 
 NetworkT = TypeVar("NetworkT", bound=nn.Module)
 
 FOLDER = "networks"
 """The folder of the cache."""
-CODE = ("fdgsec.attacks.style_inversion", "fdgsec.data", "fdgsec.metrics", "fdgsec.nn", "fdgsec.runtime")
-"""Packages whose files decide how a network is trained."""
+PACKAGES = ("fdgsec.metrics", "fdgsec.nn")
+MODULES = (
+    "fdgsec.attacks.style_inversion.inverter", "fdgsec.attacks.style_inversion.inverter_cache",
+    "fdgsec.attacks.style_inversion.inverter_gan", "fdgsec.attacks.style_inversion.kept_networks",
+    "fdgsec.runtime.random_streams",
+)  # fmt: skip
+"""Packages and modules that decide how a network is trained on given data."""
 Decides = Tensor | nn.Module | torch.Generator | str | int | float | None | object
 """Part of a key: tensors and networks by their content, streams by their seed, others by their `repr`."""
 
@@ -53,7 +58,7 @@ def kept_network(
 
 
 def _key(device: torch.device, decided_by: Mapping[str, Decides]) -> str:
-    code = " ".join(map(source_sha256, CODE))
+    code = " ".join([*map(source_sha256, PACKAGES), *map(module_sha256, MODULES)])
     machine = f"{device} {capabilities().get('cpu_name', '')} {table_rows()} {torch.get_num_threads()}"
     told = " ".join(f"{name}={_digest(value)}" for name, value in sorted(decided_by.items()))
     return f"{code} {torch.__version__} {machine} {told}"

@@ -1,8 +1,9 @@
 """Hashes of fdgsec's own source files: what was stored by other code is not used again."""
 
 import hashlib
+import inspect
 from functools import cache
-from importlib import resources
+from importlib import import_module, resources
 
 from fdgsec.runtime.errors import UsageError
 
@@ -11,6 +12,12 @@ from fdgsec.runtime.errors import UsageError
 def source_sha256(package: str) -> str:
     """Hash the names and contents of all .py and .toml files of a package and those in it, once per process."""
     return _hashed(package)
+
+
+@cache
+def module_sha256(name: str) -> str:
+    """Hash the source of one module, once per process."""
+    return hashlib.sha256(inspect.getsource(import_module(name)).encode()).hexdigest()
 
 
 def check_unchanged(package: str, *, since: str = "") -> None:

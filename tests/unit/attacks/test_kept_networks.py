@@ -1,4 +1,7 @@
+import ast
+import inspect
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -7,7 +10,7 @@ from torch import nn
 
 from fdgsec.attacks.style_inversion import inverter_cache, kept_networks
 from fdgsec.attacks.style_inversion.inverter import Schedule
-from fdgsec.attacks.style_inversion.kept_networks import FOLDER, kept_network
+from fdgsec.attacks.style_inversion.kept_networks import FOLDER, MODULES, PACKAGES, kept_network
 from fdgsec.runtime.cache_files import cache_root
 from fdgsec.runtime.checked_files import computed_anew
 from fdgsec.threats.answers import Reconstructions
@@ -68,12 +71,36 @@ def test_a_network_is_trained_again_where_anything_differs_that_decides_it(chang
     assert kept(2.0, **(everything() | changed)) == 2.0
 
 
-@pytest.mark.parametrize("changed", ["source_sha256", "table_rows"])
+@pytest.mark.parametrize("changed", ["source_sha256", "module_sha256", "table_rows"])
 def test_a_network_is_trained_again_by_other_code_and_on_another_machine(changed: str, monkeypatch: pytest.MonkeyPatch):
     kept(1.0, **everything())
     monkeypatch.setattr(kept_networks, changed, lambda *_: "another")
 
     assert kept(2.0, **everything()) == 2.0
+
+
+def test_the_key_covers_every_module_of_fdgsec_that_training_runs():
+    """But for those that make its data, whose content is in the key, other inverters, and what stores and shows."""
+    data = {"attacks.style_inversion.training_images", "data.domains", "threats.adversary"}
+    others = {
+        f"attacks.style_inversion.{name}" for name in ("class_guided", "recognition", "retrieval", "style_residuals")
+    }
+    around = {
+        f"runtime.{name}"
+        for name in ("cache_files", "checked_files", "errors", "progress", "source_hash", "tensor_files", "threads")
+    }
+    secret = {"runtime.secret_streams"}  # a defense's noise, which is in the data
+    used = {
+        str(node.module)
+        for module in MODULES
+        for node in ast.walk(ast.parse(inspect.getsource(import_module(module))))
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("fdgsec.")
+    }
+    packages = tuple(f"{package}." for package in PACKAGES)
+
+    uncovered = {name for name in used if name not in MODULES and not name.startswith(packages)}
+
+    assert {name.removeprefix("fdgsec.") for name in uncovered} == data | others | around | secret
 
 
 def test_a_damaged_network_is_trained_again(capsys: pytest.CaptureFixture[str]):
@@ -136,7 +163,6 @@ def test_a_stopped_attack_goes_on_after_the_last_network(loss: str, tmp_path: Pa
     cases = [image_rows(victims(domain), DOMAINS[domain]) for domain in range(2)]
     attack = BriefInversion(losses=(loss,), size=16)
     name = "fit_generator" if loss == "mse" else "train_conditional"
-    monkeypatch.setattr(kept_networks, "CODE", ("fdgsec.attacks.style_inversion",))
     monkeypatch.setattr("fdgsec.runtime.threads.os.cpu_count", lambda: 1)
     monkeypatch.setattr("fdgsec.runtime.threads.os.sched_getaffinity", lambda _process: {0}, raising=False)
     train: Callable[..., object] = getattr(inverter_cache, name)
