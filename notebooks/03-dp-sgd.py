@@ -196,9 +196,11 @@ axis.set_title("14 images of each source domain; dashed: baseline", fontsize=9)
 #
 # ## On real images
 #
-# PACS at 64 px with sketch unseen, 350 images a client, the network `tiny`, five rounds, seed 0, epsilon 8 for the
-# models and 4 for styles or scores: what `python -m benchmarks.dp_runs --dataset pacs` measured without and with
-# privacy. Steps are not equal (they stand beside the names), and the models without privacy have learned little too.
+# PACS at 64 px with sketch unseen, 350 images a client, SqueezeNet with ImageNet weights, five rounds, seed 0, epsilon
+# 8 for the models and 4 for styles or scores: what `python -m benchmarks.dp_runs --dataset pacs` measured without and
+# with privacy. Whoever answers "horse" to every sketch is right in .208 of these 500: runs around the dotted line have
+# learned nothing. Steps are not equal (they stand beside the names). The runs were made before images were divided by
+# name under a guarantee, so that the epsilons of styles and scores hold for images of one class alone.
 # `docs/results.md` has the tables, "The cost of DP-SGD and private styles".
 
 # %% tags=["from-pacs"]
@@ -213,11 +215,11 @@ for run in runs:
     axis.errorbar(score["value"], row, xerr=bounds, fmt="s" if run["private"] else "o", capsize=3,
                   color="#0072b2" if run["private"] else "#999999")  # fmt: skip
     steps.setdefault(run["method"], []).append(f"{run['steps_per_round']:.0f}")
-axis.axvline(1 / 7, color="black", linestyle=":", linewidth=1)
+axis.axvline(0.208, color="black", linestyle=":", linewidth=1)
 axis.set_yticks(range(len(methods)), [f"{name} ({' and '.join(steps[name])} steps a round)" for name in methods])
 axis.invert_yaxis()
 axis.set_xlim(0, 0.6)
-axis.set_xlabel("accuracy on sketch (95%); gray: plain, blue: private, dotted: baseline")
+axis.set_xlabel("accuracy on sketch (95%); gray: plain, blue: private, dotted: always horse")
 
 # %% [markdown]
 # Three conclusions:

@@ -49,6 +49,7 @@ from fdgsec.metrics.measurement import Measurement
 from fdgsec.nn.training.precision import device_named
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, derangement
+from fdgsec.runtime.registry import is_bundled
 from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.answers import Answer
 from fdgsec.threats.attack import Answers, Case, PositiveControl, Question, TargetFacts, VariantControl
@@ -312,6 +313,7 @@ class StyleInversion:
         return InverterCache(
             knowledge=knowledge, effort=self._effort(), losses=self._losses(), size=self.size,
             published_widths=self.published_widths, device=torch.device(device_named(self.device)), rng=rng,
+            keeps=is_bundled(self),
         )  # fmt: skip
 
     def _invert(self, rows: Rows, cases: Sequence[Case], inverter_cache: InverterCache, *, sets: bool) -> list[Answer]:

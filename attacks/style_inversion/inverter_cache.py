@@ -68,7 +68,8 @@ class Effort:
 class InverterCache:
     """Trained inverters of one adversary; networks and training sets are on `device`, reconstructions on the CPU.
 
-    `losses` are in the order of training: every regression after the first starts from the weights of the first."""
+    `losses` are in the order of training: every regression after the first starts from the weights of the first. With
+    `keeps`, trained networks are read from fdgsec's cache and kept there: where all code that trains is fdgsec's."""
 
     knowledge: Knowledge
     effort: Effort
@@ -77,6 +78,7 @@ class InverterCache:
     published_widths: bool
     device: torch.device
     rng: torch.Generator
+    keeps: bool = False
     priors: dict[str, Prior] = field(default_factory=dict)
     measures: dict[tuple[str, int], Loss | str] = field(default_factory=dict)
     inverters: dict[tuple[str, str], TrainedInverter] = field(default_factory=dict)
@@ -184,8 +186,8 @@ class InverterCache:
                 start=start,
             ).generator,
             lambda: initial_generator(linear, shape, rng=rng),
-            device=self.device, **_content(prior), loss=_described(name), shape=shape, schedule=schedule, rng=rng,
-            start=start,
+            device=self.device, keeps=self.keeps, **_content(prior), loss=_described(name), shape=shape,
+            schedule=schedule, rng=rng, start=start,
         )  # fmt: skip
         return Inverter(linear=linear, generator=generator)
 
@@ -197,7 +199,8 @@ class InverterCache:
                 training, linear, prior.unseen.to(self.device), shape=shape, perceptual=loss, contest=contest, rng=rng
             ),
             lambda: conditional_networks(training, linear, shape=shape, contest=contest, rng=rng),
-            device=self.device, **_content(prior), loss=_described(name), shape=shape, contest=contest, rng=rng,
+            device=self.device, keeps=self.keeps, **_content(prior), loss=_described(name), shape=shape,
+            contest=contest, rng=rng,
         )  # fmt: skip
         return conditional_inverter(
             networks, training, linear, contest=contest, rng=rng,
@@ -217,7 +220,8 @@ class InverterCache:
             generator = kept_network(
                 lambda: fit_baseline(pictures.to(self.device), shape=shape, contest=contest, rng=rng).generator,
                 lambda: baseline_network(shape, self.device, contest=contest, rng=rng),
-                device=self.device, loss="baseline", pictures=pictures, shape=shape, contest=contest, rng=rng,
+                device=self.device, keeps=self.keeps, loss="baseline", pictures=pictures, shape=shape,
+                contest=contest, rng=rng,
             )  # fmt: skip
             self.baselines[name] = BaselineGenerator(generator=generator, contest=contest)
         return self.baselines[name]

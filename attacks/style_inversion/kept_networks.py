@@ -5,8 +5,10 @@ stream, fdgsec's code, torch, and what the processor's sums depend on. A network
 when it was trained, to the bit."""
 
 import hashlib
-import inspect
+import json
+import os
 from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
 from typing import TypeVar
 
 import torch
@@ -32,16 +34,24 @@ MODULES = (
     "fdgsec.runtime.random_streams",
 )  # fmt: skip
 """Packages and modules that decide how a network is trained on given data."""
-Decides = Tensor | nn.Module | torch.Generator | str | int | float | None | object
-"""Part of a key: tensors and networks by their content, streams by their seed, others by their `repr`."""
+NUMERICS = ("ATEN_", "DNNL_", "KMP_", "MKL_", "ONEDNN_", "TORCH_")
+"""Prefixes of environment variables that choose how sums are taken."""
 
 
 def kept_network(
-    train: Callable[[], NetworkT], blank: Callable[[], NetworkT], *, device: torch.device, **decided_by: Decides
+    train: Callable[[], NetworkT],
+    blank: Callable[[], NetworkT],
+    *,
+    device: torch.device,
+    keeps: bool,
+    **decided_by: object,
 ) -> NetworkT:
     """Give the network that `train` gives, in evaluation mode: read from the cache into a `blank` one, or trained.
 
-    `decided_by` are all the arguments of `train`; their order does not matter. A full disk is said, and no error."""
+    `decided_by` are all the arguments of `train`; their order does not matter. Unless it `keeps`, nothing is read or
+    stored: `train` then runs code that the key does not cover. A full disk is said, and no error."""
+    if not keeps:
+        return train().eval()
     key = _key(device, decided_by)
     path = cache_root() / FOLDER / f"{hashlib.sha256(key.encode()).hexdigest()}.safetensors"
     found = recalled(path, key=key, read=lambda content: _loaded(content, blank()))
@@ -57,28 +67,42 @@ def kept_network(
     return trained.eval()
 
 
-def _key(device: torch.device, decided_by: Mapping[str, Decides]) -> str:
+def _key(device: torch.device, decided_by: Mapping[str, object]) -> str:
     code = " ".join([*map(source_sha256, PACKAGES), *map(module_sha256, MODULES)])
-    machine = f"{device} {capabilities().get('cpu_name', '')} {table_rows()} {torch.get_num_threads()}"
     told = " ".join(f"{name}={_digest(value)}" for name, value in sorted(decided_by.items()))
-    return f"{code} {torch.__version__} {machine} {told}"
+    return f"{code} {torch.__version__} {_machine(device)} {told}"
 
 
-def _digest(value: Decides) -> str:
-    """A hash of the content of `value`. Raises TypeError for what its `repr` does not describe."""
+def _machine(device: torch.device) -> str:
+    """What the last bits of a sum depend on: device, instructions, threads, number formats, and what is set."""
+    card = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    chosen = {name: value for name, value in sorted(os.environ.items()) if name.startswith(NUMERICS)}
+    instructions = [torch.backends.cpu.get_cpu_capability(), {key: str(value) for key, value in capabilities().items()}]
+    formats = [table_rows(), str(torch.get_default_dtype()), torch.get_float32_matmul_precision()]
+    return json.dumps([str(device), card, instructions, torch.get_num_threads(), formats, chosen], sort_keys=True)
+
+
+def _digest(value: object) -> str:
+    """A hash of the content of `value`: tensors, networks, streams (by their seed), and plain values of these.
+
+    Raises TypeError for anything else."""
     if isinstance(value, Tensor):
         content = value.detach().cpu().contiguous()
         digest = hashlib.sha256(f"{content.dtype} {tuple(content.shape)}".encode())
-        digest.update(content.reshape(-1).view(torch.uint8).numpy())  # without a copy: images of a prior are many
+        digest.update(content.reshape(-1).view(torch.uint8).numpy().data)  # without a copy: images of a prior are many
         return digest.hexdigest()
     if isinstance(value, nn.Module):
-        return _digest(tuple(f"{name} {_digest(part)}" for name, part in value.state_dict().items()))
+        return _digest(tuple((name, part) for name, part in value.state_dict().items()))
     if isinstance(value, torch.Generator):
-        return str(value.initial_seed())
-    described = repr(value)
-    if inspect.isfunction(value) or " at 0x" in described:
-        raise TypeError(f"{described} has no description that another process would give.")
-    return hashlib.sha256(described.encode()).hexdigest()
+        return f"seed {value.initial_seed()}"
+    if isinstance(value, tuple):
+        return hashlib.sha256("\n".join(map(_digest, value)).encode()).hexdigest()
+    if is_dataclass(value) and not isinstance(value, type):
+        named = tuple((spec.name, getattr(value, spec.name)) for spec in fields(value))
+        return _digest((type(value).__name__, *named))
+    if value is None or isinstance(value, str | int | float):
+        return f"{type(value).__name__} {value!r}"
+    raise TypeError(f"{type(value).__name__} has no description that another process would give.")
 
 
 def _loaded(content: bytes, blank: NetworkT) -> NetworkT:

@@ -270,6 +270,7 @@ def _on_vectors(
     from fdgsec.cli.tables import console
     from fdgsec.experiments.attack_vectors.run_vector_attacks import attack_vectors
     from fdgsec.experiments.attack_vectors.vectors_request import VectorsRequest
+    from fdgsec.runtime.checked_files import computed_anew
 
     request = VectorsRequest(
         artifacts=file, encoder=given["encoder"], rows=given["rows"], again=given["again"],
@@ -280,7 +281,7 @@ def _on_vectors(
         assignments=chosen.assignments,
     )  # fmt: skip
     folder = chosen.folder(f"attack-on-{file.stem}", request)
-    with progress_bars() as progress:
+    with progress_bars() as progress, computed_anew(chosen.fresh):
         report = attack_vectors(request, data_root=chosen.data_root, out=folder, progress=progress)
     code = _done(report, folder, chosen)
     if not chosen.as_json:
@@ -315,17 +316,21 @@ def _planned(config: "RunConfig", rows: Sequence[tuple[str, str]], chosen: _Chos
 def _done(report: "AttackReport", folder: Path, chosen: _Chosen) -> int:
     """Print the report with what is to be said about it, and return the exit code.
 
-    A report without any answer is an error too: of the attacks that apply none could run."""
+    A report in which nothing was measured is an error too, whatever the reason."""
     from fdgsec.cli.print_report import print_report
+    from fdgsec.experiments.report.findings import findings_of
 
     print_report(report, as_json=chosen.as_json, out=folder, every=chosen.every)
     failed, skipped = (
         {result.name: result.reason for result in report.attacks if result.status == status}
         for status in ("failed", "skipped")
     )
-    unable = {result.name: result.reason for result in report.attacks if result.could_not_run}
-    answered = any(result.status == "done" for result in report.attacks)
-    return _exit_code(failed, skipped if chosen.attacks else {} if answered else unable)
+    code = _exit_code(failed, skipped if chosen.attacks else {})
+    measured = any(row.value is not None for result in report.attacks for row in result.measurements)
+    if code == 0 and not measured:
+        warn(f"no attack measured anything: {findings_of(report).sentence}")
+        return 2
+    return code
 
 
 def _exit_code(failed: Mapping[str, str], refused: Mapping[str, str]) -> int:

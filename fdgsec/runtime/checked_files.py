@@ -43,7 +43,7 @@ def remember(path: Path, content: bytes, *, key: str) -> None:
 
 @contextmanager
 def computed_anew(fresh: bool = True) -> Iterator[None]:
-    """Inside, `recalled` finds no cached file in this process, in any thread; nothing changes unless `fresh`."""
+    """Inside, no cached file is found by this process, in any of its threads; nothing changes unless `fresh`."""
     _ANEW.append(fresh)
     try:
         yield
@@ -82,8 +82,10 @@ def append_seal(path: Path, *, key: str) -> None:
 
 
 def is_whole(path: Path, *, key: str, size: int) -> bool:
-    """Tell whether a cached file of `append_seal` has `size` bytes and its seal; says on stderr where it is damaged."""
-    if not path.exists():
+    """Tell whether a cached file of `append_seal` has `size` bytes and its seal; says on stderr where it is damaged.
+
+    False where everything is `computed_anew`."""
+    if any(_ANEW) or not path.exists():
         return False
     if path.stat().st_size == size + SEAL_BYTES:
         with path.open("rb") as file:

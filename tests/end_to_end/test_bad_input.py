@@ -76,6 +76,7 @@ TABLE = [
     ("unknown domain", ["attack", *SHAPES, "--target-domain", "etching"], 2, ("etching", "sketch")),
     ("models alone without rounds", ["attack", "--target", "fedavg", *SHAPES], 2, ("--rounds",)),
     ("a schedule without rounds", ["attack", *SHAPES, "--set", "method.plan.epochs=3"], 2, ("epochs acts in training", "--rounds N")),
+    ("a schedule of rates without rounds", ["attack", *SHAPES, "--set", "method.plan.schedule=cosine"], 2, ("schedule acts in",)),
     ("a rate without rounds", ["train", *SHAPES, "--rounds", "0", "--set", "method.plan.learning_rate=.1"], 2, ("learning_rate acts", "--rounds N")),
     ("unknown defense", ["attack", *SHAPES, "--defense", "magic:p=1"], 2, ("magic",)),
     ("unknown preset", ["train", "--method", "ccst", "--preset", "ccst-papr", *SHAPES], 2, ("ccst-papr", "ccst-paper")),
@@ -101,12 +102,19 @@ TABLE = [
 
 
 def test_a_report_in_which_no_attack_could_run_is_no_success(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """Of one image per domain nothing can be asked; the report is written, and says so."""
-    code = main(["attack", "--dataset", "shapes", "--per-domain", "1", "--image-size", "32", "--out", str(tmp_path / "r")])
+    """Of one image per domain nothing can be asked, nor by an outsider of sums; the report is written, and says so."""
+    shapes = ["attack", "--dataset", "shapes", "--image-size", "32"]
+    for number, more in enumerate((
+        ["--per-domain", "1"],
+        ["--per-domain", "21", "--adversary", "outsider", "--defense", "secure-aggregation"],
+    )):  # fmt: skip
+        out = tmp_path / str(number)
 
-    assert code == 2
-    assert "membership did not run" in capsys.readouterr().err
-    assert (tmp_path / "r" / "report.json").exists()
+        code = main([*shapes, *more, "--out", str(out)])
+
+        assert code == 2
+        assert "no attack measured anything" in capsys.readouterr().err
+        assert (out / "report.json").exists()
 
 
 @pytest.mark.parametrize(("arguments", "code", "words"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])

@@ -63,7 +63,8 @@ def attack_recorded(
     Finished attacks are kept as they finish, and used again by the next call with the same request, unless `fresh`.
     Raises UsageError, DataError, ArtifactError and MissingResourceError before anything is written."""
     if is_recording(request.run):
-        return attack_vectors(_of_recording(request, out), data_root=data_root, out=out, progress=progress)
+        with computed_anew(fresh):
+            return attack_vectors(_of_recording(request, out), data_root=data_root, out=out, progress=progress)
     started = time.monotonic()
     if out is not None:
         if out.resolve() == request.run.resolve():

@@ -124,6 +124,7 @@ def attack_vectors(
     attacks: "Sequence[str | Attack]" = (),
     adversary: str = "server",
     seed: int = 0,
+    fresh: bool = False,
     assignments: Sequence[str] = (),
     progress: "ShowProgress" = "auto",
 ) -> "AttackReport":
@@ -138,10 +139,12 @@ def attack_vectors(
     names what does. The folder of a recording (`record`) is attacked with its second releases. An `encoder` of your own
     is a function of float images (N, 3, H, W) in [0, 1] that gives features (N, C, h, w), or a
     `fdgsec.nn.styles.callable_encoder.CallableEncoder` of one that takes uint8.
-    With `out` the attacks' answers are written beside the report. Raises the errors of `fdgsec.runtime.errors`."""
+    With `out` the attacks' answers are written beside the report; `fresh` reads no cached file. Raises the errors of
+    `fdgsec.runtime.errors`."""
     from fdgsec.experiments.attack_vectors.run_vector_attacks import attack_vectors as experiment
     from fdgsec.experiments.attack_vectors.vectors_request import VectorsRequest
     from fdgsec.experiments.report.attack_report import AttackReport
+    from fdgsec.runtime.checked_files import computed_anew
     from fdgsec.runtime.progress import progress_shown
     from fdgsec.runtime.registry import given_classes
 
@@ -153,6 +156,6 @@ def attack_vectors(
         per_domain=per_domain, image_size=image_size, allow_partial=allow_partial, attacks=attacks, adversary=adversary,
         profile=profile, seed=seed, assignments=assignments,
     )  # fmt: skip
-    with given_classes("attacks", *attacks), progress_shown(progress) as shown:
+    with given_classes("attacks", *attacks), progress_shown(progress) as shown, computed_anew(fresh):
         report = experiment(request, data_root=path_of(data_root), out=path_of(out), progress=shown)
     return AttackReport.of(report)

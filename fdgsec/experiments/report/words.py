@@ -43,7 +43,8 @@ PLURALS: Mapping[str, str] = {
     "HeadGradient": "head gradients",
 }  # fmt: skip
 MEASURE_WORDS: Mapping[str, str] = {
-    "auc": "AUC", "exposed_auc": "AUC", "exact_list": "exact lists", "top1": "top-1 rate", "top5": "top-5 rate",
+    "auc": "AUC", "exposed_auc": "AUC of exposed images", "exact_list": "exact lists", "top1": "top-1 rate",
+    "top5": "top-5 rate",
     "balanced_accuracy": "balanced accuracy", "gallery_top1": "gallery top-1 rate", "psnr_gain": "PSNR gain",
     "relative_error": "relative error", "mae": "mean error", "honest_accuracy_drop": "accuracy drop",
     "ended": "share of runs ended",

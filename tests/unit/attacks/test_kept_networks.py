@@ -1,14 +1,17 @@
 import ast
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from fdgsec.attacks.style_inversion import inverter_cache, kept_networks
+from fdgsec.attacks.style_inversion.attack import StyleInversion
 from fdgsec.attacks.style_inversion.inverter import Schedule
 from fdgsec.attacks.style_inversion.kept_networks import FOLDER, MODULES, PACKAGES, kept_network
 from fdgsec.runtime.cache_files import cache_root
@@ -32,7 +35,7 @@ class Network(nn.Module):
 
 def kept(filled: float, **decided_by: object) -> float:
     """The weight of a network that is trained to `filled`, or of the one that was kept."""
-    found = kept_network(lambda: Network(filled), Network, device=CPU, **decided_by)
+    found = kept_network(lambda: Network(filled), Network, device=CPU, keeps=True, **decided_by)
     assert not found.training
     assert found.weight.weight.is_contiguous(memory_format=torch.channels_last)
     return float(found.weight.weight.detach().flatten()[0])
@@ -115,7 +118,7 @@ def test_a_damaged_network_is_trained_again(capsys: pytest.CaptureFixture[str]):
 
 
 def test_another_networks_weights_are_no_network():
-    kept_network(lambda: nn.Linear(2, 2), lambda: nn.Linear(2, 2), device=CPU, **everything())
+    kept_network(lambda: nn.Linear(2, 2), lambda: nn.Linear(2, 2), device=CPU, keeps=True, **everything())
 
     assert kept(2.0, **everything()) == 2.0
 
@@ -150,7 +153,48 @@ def test_a_full_disk_loses_nothing_but_the_kept_file(
     assert "cannot be kept" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("undescribed", [lambda: 1, object()], ids=["function", "object"])
+@dataclass(frozen=True)
+class Holding:
+    held: object
+
+
+@pytest.mark.parametrize("middle", [(0.0, 1e-9), (0.0, -0.0)])
+def test_a_value_deep_inside_decides_too(middle: tuple[float, float]):
+    one, other = (torch.zeros(3000, dtype=torch.float64).index_fill(0, torch.tensor([1500]), value) for value in middle)
+
+    kept(1.0, more=Holding(held=(one, "a")))
+
+    assert kept(2.0, more=Holding(held=(other, "a"))) == 2.0
+    assert kept(3.0, more=Holding(held=(one, "b"))) == 3.0
+
+
+@pytest.mark.parametrize("name", ["ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA"])
+def test_a_network_is_trained_again_where_sums_are_taken_otherwise(name: str, monkeypatch: pytest.MonkeyPatch):
+    kept(1.0, **everything())
+    monkeypatch.setenv(name, "default")
+
+    assert kept(2.0, **everything()) == 2.0
+
+
+def test_tensors_of_16_bits_are_described_too():
+    assert kept(1.0, more=torch.ones(2, dtype=torch.bfloat16)) == 1.0
+    assert kept(2.0, more=torch.ones(2, dtype=torch.float16)) == 2.0
+
+
+@pytest.mark.parametrize("loss", ["mse", "baseline"])
+def test_an_attack_from_elsewhere_keeps_nothing(loss: str, own_cache: Path):
+    """A subclass may train by a loss of its own, which the key does not cover."""
+    made = BriefInversion(losses=("mse",), size=8).inverter_cache(SERVER, child_rng())
+
+    assert not made.keeps
+    assert StyleInversion().inverter_cache(SERVER, child_rng()).keeps
+    kept_network(lambda: Network(1.0), Network, device=CPU, keeps=made.keeps, loss=loss)
+    assert not (own_cache / FOLDER).exists()
+
+
+@pytest.mark.parametrize(
+    "undescribed", [lambda: 1, object(), [1], np.zeros(3000)], ids=["function", "object", "list", "array"]
+)
 def test_what_no_other_process_would_describe_alike_is_refused(undescribed: object):
     with pytest.raises(TypeError, match="no description"):
         kept(1.0, more=undescribed)
@@ -163,6 +207,7 @@ def test_a_stopped_attack_goes_on_after_the_last_network(loss: str, tmp_path: Pa
     cases = [image_rows(victims(domain), DOMAINS[domain]) for domain in range(2)]
     attack = BriefInversion(losses=(loss,), size=16)
     name = "fit_generator" if loss == "mse" else "train_conditional"
+    monkeypatch.setattr("fdgsec.attacks.style_inversion.attack.is_bundled", lambda _attack: True)
     monkeypatch.setattr("fdgsec.runtime.threads.os.cpu_count", lambda: 1)
     monkeypatch.setattr("fdgsec.runtime.threads.os.sched_getaffinity", lambda _process: {0}, raising=False)
     train: Callable[..., object] = getattr(inverter_cache, name)

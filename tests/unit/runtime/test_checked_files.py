@@ -14,6 +14,7 @@ from fdgsec.runtime.checked_files import (
     SUMS,
     append_seal,
     check_sums,
+    computed_anew,
     is_whole,
     recalled,
     recalled_folder,
@@ -134,6 +135,28 @@ def test_a_file_that_is_sealed_in_place_is_whole_until_a_byte_changes(entry: Pat
     entry.write_bytes(whole[:-1])
     assert not is_whole(entry, key="pixels", size=3_000_000)
     assert not is_whole(entry.with_name("absent"), key="pixels", size=0)
+
+
+def test_nothing_of_the_cache_is_found_where_everything_is_computed_anew(entry: Path, folder: Path):
+    remember(entry, CONTENT, key="a run")
+    large = entry.with_name("pixels")
+    large.write_bytes(CONTENT)
+    append_seal(large, key="pixels")
+    remember_folder(folder, key="a run")
+
+    def found() -> list[bool]:
+        return [
+            recalled(entry, key="a run", read=bytes) is not None,
+            is_whole(large, key="pixels", size=len(CONTENT)),
+            recalled_folder(folder, key="a run", read=lambda path: path) is not None,
+        ]
+
+    assert found() == [True] * 3
+    with computed_anew(fresh=False):
+        assert found() == [True] * 3
+        with computed_anew():
+            assert found() == [False] * 3
+    assert found() == [True] * 3
 
 
 def test_a_cached_folder_comes_back(folder: Path):
