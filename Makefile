@@ -33,11 +33,11 @@ test slow: export PYTHONDONTWRITEBYTECODE =
 
 # tests of less than a second each
 test: $(VENV)/installed
-	$(BIN)/python -m pytest -n auto -m "not (medium or slow)"
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not (medium or slow)"
 
 # all others: CI runs both
 slow: $(VENV)/installed
-	$(BIN)/python -m pytest -n auto -m "medium or slow"
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "medium or slow"
 
 # lines and branches of four packages that unit tests reach, all but the slow ones
 COVERED := federation privacy threats metrics
@@ -45,7 +45,7 @@ COVERING := $(COVERED:%=tests/unit/%) tests/unit/defenses tests/unit/attacks/tes
 	$(wildcard tests/unit/experiments/test_flower*.py)
 coverage: export OMP_NUM_THREADS = 1
 coverage: $(VENV)/installed
-	$(BIN)/python -m pytest -n auto -m "not slow" $(COVERING) $(COVERED:%=--cov=fdgsec.%) --cov-branch \
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" $(COVERING) $(COVERED:%=--cov=fdgsec.%) --cov-branch \
 		--cov-report=term:skip-covered --cov-fail-under=90
 
 # as users run it: no variable says how many threads
@@ -105,14 +105,14 @@ lowest:
 	.venv-lowest/bin/python -m pip install --quiet --require-hashes -r requirements/lowest.txt
 	.venv-lowest/bin/python -m pip install --quiet "pytest>=8.2" "pytest-xdist>=3.6" "hypothesis>=6.100"
 	.venv-lowest/bin/python -m pip install --quiet --no-deps -e .
-	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest -n auto -m "not slow" tests/golden tests/property tests/unit/attacks \
+	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest -n auto --dist worksteal -m "not slow" tests/golden tests/property tests/unit/attacks \
 		tests/unit/defenses tests/unit/metrics tests/unit/privacy
 
 # the same with the newest
 newest:
 	$(PYTHON) -m venv .venv-newest
 	.venv-newest/bin/python -m pip install --quiet --upgrade --upgrade-strategy eager -e ".[dev]"
-	OMP_NUM_THREADS=1 .venv-newest/bin/python -m pytest -n auto -m "not slow" tests/golden tests/property tests/unit/attacks \
+	OMP_NUM_THREADS=1 .venv-newest/bin/python -m pytest -n auto --dist worksteal -m "not slow" tests/golden tests/property tests/unit/attacks \
 		tests/unit/defenses tests/unit/metrics tests/unit/privacy
 
 # CycloneDX: the packages of requirements/run.txt, with hashes

@@ -87,12 +87,13 @@ def test_a_killed_process_is_said_to_be_one() -> None:
 
 
 ORPHANS = """
-import sys
+import signal, sys
 from functools import partial
 from pathlib import Path
 from tests.unit.runtime.test_processes import begun
 from fdgsec.runtime.worker_processes import computed
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background inherits to ignore it
     list(computed(partial(begun, Path(sys.argv[1])), [1, 2, 3, 4], workers=2))
 """
 
@@ -119,7 +120,10 @@ def test_workers_end_with_the_process_that_began_them(stop: signal.Signals, tmp_
             process.kill()
         else:  # as from a terminal
             os.killpg(process.pid, stop)
-        assert process.wait(20) != 0
+        try:
+            assert process.wait(20) != 0
+        finally:
+            process.kill()  # else the block waits for it
 
     deadline = time.monotonic() + 20
     while remaining(word) and time.monotonic() < deadline:
