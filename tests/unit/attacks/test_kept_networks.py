@@ -66,7 +66,7 @@ def test_a_kept_network_is_not_trained_again():
         {"start": None},
         {"more": 1},
     ],
-    ids=str,
+    ids=["shape", "dtype", "content", "schedule", "stream", "loss", "start", "no start", "more"],
 )
 def test_a_network_is_trained_again_where_anything_differs_that_decides_it(changed: dict[str, object]):
     kept(1.0, **everything())
@@ -158,7 +158,7 @@ class Holding:
     held: object
 
 
-@pytest.mark.parametrize("middle", [(0.0, 1e-9), (0.0, -0.0)])
+@pytest.mark.parametrize("middle", [(0.0, 1e-9), (0.0, -0.0)], ids=["little", "sign"])
 def test_a_value_deep_inside_decides_too(middle: tuple[float, float]):
     one, other = (torch.zeros(3000, dtype=torch.float64).index_fill(0, torch.tensor([1500]), value) for value in middle)
 
