@@ -1,9 +1,8 @@
 """Hashes of fdgsec's own source files: what was stored by other code is not used again."""
 
 import hashlib
-import inspect
 from functools import cache
-from importlib import import_module, resources
+from importlib import resources
 
 from fdgsec.runtime.errors import UsageError
 
@@ -17,7 +16,8 @@ def source_sha256(package: str) -> str:
 @cache
 def module_sha256(name: str) -> str:
     """Hash the source of one module, once per process."""
-    return hashlib.sha256(inspect.getsource(import_module(name)).encode()).hexdigest()
+    package, _, module = name.rpartition(".")
+    return hashlib.sha256((resources.files(package) / f"{module}.py").read_bytes()).hexdigest()
 
 
 def check_unchanged(package: str, *, since: str = "") -> None:

@@ -1,11 +1,12 @@
 """The hash of a package's files, and the check that they are still those that it was taken of."""
 
+import hashlib
 from pathlib import Path
 
 import pytest
 
 from fdgsec.runtime.errors import UsageError
-from fdgsec.runtime.source_hash import check_unchanged, source_sha256
+from fdgsec.runtime.source_hash import check_unchanged, module_sha256, source_sha256
 
 
 @pytest.fixture
@@ -48,3 +49,11 @@ def test_a_process_is_held_to_the_files_of_the_one_that_started_it(package: Path
     check_unchanged(package.name)
     with pytest.raises(UsageError, match="were changed"):
         check_unchanged(package.name, since=began)
+
+
+def test_a_module_has_a_hash_of_its_own(package: Path):
+    (package / "one.py").write_text("x = 1")
+    (package / "other.py").write_text("x = 2")
+
+    assert module_sha256(f"{package.name}.one") == hashlib.sha256(b"x = 1").hexdigest()
+    assert module_sha256(f"{package.name}.other") != module_sha256(f"{package.name}.one")
