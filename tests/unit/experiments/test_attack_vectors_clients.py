@@ -13,10 +13,12 @@ import torch
 
 import fdgsec
 from fdgsec.cli.app import main
+from fdgsec.experiments.attack.attack_setting import Outcome
 from fdgsec.experiments.report.schema import AttackReport, AttackResult
 from fdgsec.federation.artifacts import ImageStyles, StyleBank, StyleStatistics
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.nn.styles.callable_encoder import CallableEncoder
+from fdgsec.runtime.checked_files import recalled, remember
 from fdgsec.runtime.errors import FdgsecError, UsageError
 from tests.support.client_vectors import client_vectors
 from tests.support.own_vectors import own
@@ -73,6 +75,30 @@ def test_a_file_an_array_a_tensor_a_mapping_and_an_artifact_give_the_same_report
     assert reports["file"].encoder == "none"
     assert "no encoder" in str(reports["file"].environment["notes"])
     assert [one.status for one in reports["file"].attacks] == ["done", "done"]
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+@pytest.mark.parametrize("way", ["command line", "function"])
+def test_a_fresh_attack_on_vectors_reads_nothing_of_the_cache(
+    way: str, fresh: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    kept = tmp_path / "kept"
+    remember(kept, b"kept", key="kept")
+    found = list[bytes | None]()
+
+    def run_attacks(*_given: object) -> list[Outcome]:
+        found.append(recalled(kept, key="kept", read=bytes))
+        return []
+
+    monkeypatch.setattr("fdgsec.experiments.attack_vectors.run_vector_attacks.run_attacks", run_attacks)
+
+    if way == "function":
+        fdgsec.attack_vectors(VECTORS, rows="clients", attacks=ALONE, fresh=fresh, progress=False)
+    else:
+        path = str(file(tmp_path))
+        main(["attack", "--artifacts", path, "--rows", "clients", "--out", str(tmp_path / "o"), *["--fresh"] * fresh])
+
+    assert found == [None if fresh else b"kept"]
 
 
 def test_csv_rows_are_clients_too(tmp_path: Path):
