@@ -8,7 +8,7 @@ import torch
 from benchmarks.attack_cases import Size
 from fdgsec.attacks.style_inversion.inverter import Schedule, TrainingSet, fit_generator, fit_linear
 from fdgsec.attacks.style_inversion.inverter_cache import loss_named
-from fdgsec.attacks.style_inversion.inverter_gan import AdversarialOptions, fit_adversarial
+from fdgsec.attacks.style_inversion.inverter_gan import AdversarialOptions, train_conditional
 from fdgsec.attacks.style_inversion.style_matching import Matching, match
 from fdgsec.nn.networks.style_generator import adversarial_shape, small_shape
 from fdgsec.nn.styles.encoders import load_encoder
@@ -70,7 +70,7 @@ def adversarial_step(size: Size) -> Callable[[int], object]:
     def run(count: int) -> object:
         contest = AdversarialOptions(steps=count, batch=size.clients, lessons=1)
         shape = adversarial_shape(size.dimension)
-        return fit_adversarial(
+        return train_conditional(
             training, linear, unseen, shape=shape, perceptual=loss, contest=contest, rng=stream(0, "attack")
         )
 

@@ -147,24 +147,6 @@ class BaselineGenerator:
         return torch.cat([generator(part).cpu() for part in z.split(64)])
 
 
-def fit_adversarial(
-    training: TrainingSet,
-    linear: LinearInverse,
-    unseen: Tensor,
-    *,
-    shape: GeneratorShape,
-    perceptual: Loss,
-    contest: AdversarialOptions,
-    rng: torch.Generator,
-    ranking: Ranking | None = None,
-) -> AdversarialInverter:
-    """Train the conditional generator on the device of `training`.
-
-    `unseen` (n, 3, 16, 16) are the linear part's cross-validated predictions, to which the generator adds."""
-    networks = train_conditional(training, linear, unseen, shape=shape, perceptual=perceptual, contest=contest, rng=rng)
-    return conditional_inverter(networks, training, linear, contest=contest, rng=rng, ranking=ranking)
-
-
 class ConditionalNetworks(nn.Module):
     """A conditional generator and the predictor of styles that selects among its pictures."""
 
@@ -197,7 +179,9 @@ def train_conditional(
     contest: AdversarialOptions,
     rng: torch.Generator,
 ) -> ConditionalNetworks:
-    """Train both networks of `fit_adversarial`, which has the same arguments."""
+    """Train the conditional generator, and the predictor, on the device of `training`.
+
+    `unseen` (n, 3, 16, 16) are the linear part's cross-validated predictions, to which the generator adds."""
     code = style_code(training, linear)
     styles, images = code(training.features), training.images
     networks = conditional_networks(training, linear, shape=shape, contest=contest, rng=rng)

@@ -10,15 +10,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from fdgsec.attacks.style_inversion.attack import Profile, StyleInversion
-from fdgsec.attacks.style_inversion.inverter import LinearInverse, TrainingSet, fit_linear, style_features
+from fdgsec.attacks.style_inversion.inverter import LinearInverse, Loss, TrainingSet, fit_linear, style_features
 from fdgsec.attacks.style_inversion.inverter_gan import (
     AdversarialInverter,
     AdversarialOptions,
+    Ranking,
+    conditional_inverter,
     cutout,
     discriminator_loss,
-    fit_adversarial,
     fit_baseline,
     style_code,
+    train_conditional,
     translated,
 )
 from fdgsec.attacks.style_inversion.style_residuals import residuals_of
@@ -57,6 +59,16 @@ def colored(count: int = 48, side: int = 8) -> TrainingSet:
         features=features, images=color[:, :, None, None].expand(-1, -1, side, side).contiguous(),
         groups=torch.arange(count),
     )  # fmt: skip
+
+
+def fit_adversarial(
+    training: TrainingSet, linear: LinearInverse, unseen: Tensor, *, contest: AdversarialOptions, rng: torch.Generator,
+    shape: GeneratorShape, perceptual: Loss, ranking: Ranking | None = None,
+) -> AdversarialInverter:  # fmt: skip
+    networks = train_conditional(
+        training, linear, unseen, shape=shape, perceptual=perceptual, contest=contest, rng=rng
+    )  # fmt: skip
+    return conditional_inverter(networks, training, linear, contest=contest, rng=rng, ranking=ranking)
 
 
 def fitted(contest: AdversarialOptions) -> tuple[AdversarialInverter, TrainingSet]:
