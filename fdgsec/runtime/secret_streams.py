@@ -44,6 +44,7 @@ class SecretStream:
         if len(key) != KEY_BYTES:
             raise ValueError(f"a key has {KEY_BYTES} bytes; got {len(key)}.")
         self._key, self._names, self._draws = key, names, 0
+        self._named = key + b"".join(map(_encoded, names))  # what every hash of this stream begins with
 
     def __repr__(self) -> str:
         return f"SecretStream({', '.join(map(repr, self._names))}; key not shown)"
@@ -54,10 +55,7 @@ class SecretStream:
 
     def random_bytes(self, count: int) -> bytes:
         """Draw `count` bytes."""
-        parts = [f"{type(name).__name__}:{name}".encode() for name in (*self._names, self._draws)]
-        hashed = hashlib.shake_256(self._key)
-        for part in parts:
-            hashed.update(len(part).to_bytes(8, "big") + part)
+        hashed = hashlib.shake_256(self._named + _encoded(self._draws))
         self._draws += 1
         return hashed.digest(count)
 
@@ -108,10 +106,12 @@ class SecretStream:
         if not 1 <= below < 2**63:
             raise ValueError(f"integers below {below} cannot be drawn; give a number from 1 to 2^63 - 1.")
         drawn = self._words(count)
-        limit = np.uint64((2**64 // below) * below - 1)  # larger words would favor the small remainders
-        while (over := np.flatnonzero(drawn > limit)).size:
-            drawn[over] = self._words(over.size)
-        return (drawn % np.uint64(below)).astype(np.int64)
+        unfair = 2**64 % below  # the largest words, as many as these, would favor the small remainders
+        if unfair:
+            limit = np.uint64(2**64 - unfair - 1)
+            while (larger := drawn > limit).any():
+                drawn[larger] = self._words(int(larger.sum()))
+        return (drawn % np.uint64(below)).view(np.int64)
 
     def _words(self, count: int) -> Words:
         return np.frombuffer(self.random_bytes(8 * count), dtype="<u8").astype(np.uint64)
@@ -135,6 +135,12 @@ class SecretGenerator(torch.Generator):
         layout[24 : 24 + 8 * STATE_WORDS] = words.view(np.uint8)
         made.set_state(state)
         return made
+
+
+def _encoded(name: str | int) -> bytes:
+    """A name with its type and, before both, their length, so that no two lists of names are encoded alike."""
+    part = f"{type(name).__name__}:{name}".encode()
+    return len(part).to_bytes(8, "big") + part
 
 
 def _tensor(values: NDArray[np.generic], shape: tuple[int, ...]) -> Tensor:
