@@ -23,6 +23,7 @@ from fdgsec.experiments.audit.noise_checks import NoiseChecks, check_messages, c
 from fdgsec.experiments.audit.noise_scale import CONFIDENCE, SmallTraining
 from fdgsec.experiments.audit.noise_within import DRAWS, alike
 from fdgsec.experiments.audit.one_run import Canaries, GradientCanaries, MislabelledCanaries, audited, smooth
+from fdgsec.experiments.options_in_effect import check_in_effect
 from fdgsec.experiments.run_config import RunConfig, attack_settings, defense_text, on_stated_threads, target_method
 from fdgsec.experiments.setup.defenses import defense_documents, defense_stack_of
 from fdgsec.experiments.setup.guarantees import attributed
@@ -135,7 +136,10 @@ def audit_settings(
     }
     if plan.canary == "gradient":
         usual["per_domain"] = PER_DOMAIN
-    return attack_settings(target, {**usual, **chosen}, assignments=assignments)
+    config = attack_settings(target, {**usual, **chosen}, assignments=assignments)
+    if not any(isinstance(defense, TrainsPrivately) for defense in config.defenses):  # such a one trains anyhow
+        check_in_effect(config, assignments)
+    return config
 
 
 @on_stated_threads

@@ -16,6 +16,7 @@ import torch
 from fdgsec.experiments.attack.run_attacks import attack
 from fdgsec.experiments.bench.protocols import Protocol, protocol_named
 from fdgsec.experiments.bench.run_bench import traffic_of
+from fdgsec.experiments.options_in_effect import check_in_effect
 from fdgsec.experiments.run_config import RunConfig, attack_settings, build, changed, defense_text, merged
 from fdgsec.experiments.setup.defenses import defense_stack_of
 from fdgsec.experiments.setup.run_inputs import load_world, method_of
@@ -175,6 +176,7 @@ def plan(request: SweepRequest, *, data_root: Path | None) -> list[Point]:
         given = {**request.given, "dataset": request.dataset, "seed": request.seed,
                  "attacks": request.attacks, "defenses": request.defenses_at(value)}  # fmt: skip
         config = attack_settings(request.target, given, profile=request.profile, assignments=request.assignments)
+        check_in_effect(config, request.assignments)
         defense_stack_of(config, method_of(config))  # whether these defenses, with this value, work with the method
         points.append(Point(kind="privacy", value=value, config=config))
     asked = request.values if request.accuracy_at is None else request.accuracy_at
