@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fdgsec.cli.tables import console, print_table
-from fdgsec.experiments.report.findings import Answer, Findings, findings_of
+from fdgsec.experiments.report.findings import Answer, Findings, findings_of, majority_in_words
 from fdgsec.experiments.report.schema import AttackReport, AttackResult
 from fdgsec.experiments.report.stored import stored_path, stored_report
 from fdgsec.experiments.report.text import controls_of, described, interval, number, promises
@@ -111,7 +111,8 @@ def _print_context(terminal: Console, report: AttackReport, found: Findings) -> 
         value, low, high = (short(float(str(accuracy[key]))) for key in ("value", "low", "high"))
         _line(
             terminal,
-            f"accuracy on the unseen domain {accuracy['unseen_domain']}: {value} [{low}, {high}], n = {accuracy['n']}",
+            f"accuracy on the unseen domain {accuracy['unseen_domain']}: {value} [{low}, {high}], n = {accuracy['n']}"
+            f"{majority_in_words(accuracy)}",
         )
     _line(
         terminal,

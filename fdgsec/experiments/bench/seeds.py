@@ -84,15 +84,14 @@ def _means(reports: Sequence[AttackReport]) -> dict[str, object]:
     documents: list[Mapping[str, Any]] = [report.accuracy or {} for report in reports]
     first = documents[0]
     result: dict[str, object] = {"unseen_domain": first["unseen_domain"]}
-    result["accuracy"] = mean_of([float(document["value"]) for document in documents]).document()
+    result["accuracy"] = _mean(documents)
     for name in ("auc", "f1"):
         values = [float(document[name]["value"]) for document in documents if name in document]
         if len(values) == len(documents) and all(map(math.isfinite, values)):  # an AUC needs two classes
             result[name] = mean_of(values).document()
     for name, key in (("validation_domain", "domain"), ("adapted", "adaptation")):
         if all(name in document and document[name][key] == first[name][key] for document in documents):
-            scores = [float(document[name]["value"]) for document in documents]
-            result[name] = {key: first[name][key], **mean_of(scores).document()}
+            result[name] = {key: first[name][key], **_mean([document[name] for document in documents])}
     own = [own_domain_accuracy(document) for document in documents]
     alike = all(document["per_domain"].keys() == first["per_domain"].keys() for document in documents)
     if None not in own and alike:  # else a mean over seeds would be one over different domains
@@ -101,8 +100,15 @@ def _means(reports: Sequence[AttackReport]) -> dict[str, object]:
         names = ("per_client_and_round", "total")
         result["steps"] = {name: mean_of([document["steps"][name] for document in documents]).value for name in names}
     result["per_domain"] = {
-        domain: mean_of([float(document["per_domain"][domain]["value"]) for document in documents]).document()
+        domain: _mean([document["per_domain"][domain] for document in documents])
         for domain in first["per_domain"]
         if all(domain in document["per_domain"] for document in documents)
     }
     return result
+
+
+def _mean(scores: Sequence[Mapping[str, Any]]) -> dict[str, object]:
+    """The mean of a score over seeds, and of the accuracy of always naming the most frequent class."""
+    constant = [float(score["majority_share"]) for score in scores if "majority_share" in score]
+    known = {"majority_share": sum(constant) / len(constant)} if len(constant) == len(scores) else {}
+    return {**mean_of([float(score["value"]) for score in scores]).document(), **known}

@@ -17,7 +17,7 @@ def page(found: Row) -> str:
     return filled(
         "seeds.html", title=f"{method} trained on {dataset}, {len(found['seeds'])} seeds", method=method,
         contents=[("accuracy", "Accuracy"), ("runs", "Each seed")], sentence=sentence(found), scores=_scores(found),
-        steps=_steps(found), baseline=rate(found["guessing"]), runs=[_run(run) for run in found["runs"]],
+        steps=_steps(found), constant=_constant(found), runs=[_run(run) for run in found["runs"]],
     ) + "\n"  # fmt: skip
 
 
@@ -25,8 +25,21 @@ def sentence(found: Row) -> str:
     """What the method reaches on the unseen domain, in how many seeds."""
     drawn = " (procedural images: no finding)" if found["dataset"] in PROCEDURAL else ""
     reached = f"{found['method']} reaches accuracy {mean_in_words(found['accuracy'])} on {found['unseen_domain']}"
-    guessing = f"guessing a class reaches {rate(found['guessing'])}"
+    guessing = f"{_constant(found)} reaches {rate(found['accuracy'].get('majority_share', found['guessing']))}"
     return f"{reached}, which no client has{drawn}: the mean over {len(found['seeds'])} seeds; {guessing}."
+
+
+def _constant(found: Row) -> str:
+    """The answer at which bars of accuracies start; tables of earlier versions have no shares of classes."""
+    known = "majority_share" in found["accuracy"]
+    return "always naming the most frequent class of these images" if known else "guessing a class"
+
+
+def _baseline(mean: Row, found: Row) -> float | None:
+    """The accuracy of that answer; unknown for a mean over domains."""
+    if "majority_share" in found["accuracy"]:
+        return mean.get("majority_share")
+    return float(found["guessing"])
 
 
 def _scores(found: Row) -> list[Mapping[str, object]]:
@@ -39,7 +52,7 @@ def _scores(found: Row) -> list[Mapping[str, object]]:
         named.append((second["domain"], "unseen, for choosing between models", second))
     named += [("own domains", "mean over them", found["own_domains"])] if "own_domains" in found else []
     named += [(domain, "clients' validation images", mean) for domain, mean in found["per_domain"].items()]
-    bars = [score_bar(name, about, mean, baseline=found["guessing"]) for name, about, mean in named]
+    bars = [score_bar(name, about, mean, baseline=_baseline(mean, found)) for name, about, mean in named]
     others = [(name, baseline) for name, baseline in (("auc", 0.5), ("f1", None)) if name in found]
     return bars + [
         score_bar(unseen, f"weighted {name.upper()}", found[name], baseline=baseline) for name, baseline in others

@@ -83,16 +83,16 @@ def summary(
     Scores are fractions, `paper` the paper's percentages. "accuracy" holds the protocol's metric; for an arm that
     adapts, its accuracy after adaptation. "average" is over domains, of seeds with all domains; the paper's average is
     included only if its domains are the same. "own_domains" is the accuracy on validation images of the clients'
-    domains, "validation" that on the domain that LTDO keeps for validation, by domain. Differences stand only between
-    arms with equal optimizer steps, or between all with `unequal`; "notes" says what is unequal. `changed` lists the
-    user's changes to the protocol."""
+    domains, "majority" by domain the accuracy of always naming its most frequent class, "validation" that on the domain
+    that LTDO keeps for validation, by domain. Differences stand only between arms with equal optimizer steps, or
+    between all with `unequal`; "notes" says what is unequal. `changed` lists the user's changes to the protocol."""
     arms = list(dict.fromkeys(str(row["arm"]) for row in rows))
     domains = list(dict.fromkeys(str(row["domain"]) for row in rows))
     found = {arm: _arm(table, dataset, arm, rows, domains, unequal) for arm in arms}
     return {
         "schema": 1, "title": table.title, "source": table.source, "dataset": dataset, "metric": table.metric,
         "baseline": table.baseline, "changed": list(changed), "domains": domains, "finished": len(rows),
-        "planned": planned, "arms": found,
+        "planned": planned, "majority": _majority(rows, domains) if table.metric == "accuracy" else {}, "arms": found,
     }  # fmt: skip
 
 
@@ -126,6 +126,14 @@ def _arm(
         "processor_seconds_per_run": sum(timed) / len(timed) if timed else None,
         "cells": len(own),
     }
+
+
+def _majority(rows: Sequence[Row], domains: Sequence[str]) -> dict[str, float]:
+    """The accuracy of always naming the most frequent class, by domain and on average; cells of earlier versions did
+    not record it."""
+    known = {row["domain"]: float(row["accuracy"].get("majority_share", math.nan)) for row in rows}
+    found = {name: known[name] for name in domains if not math.isnan(known[name])}
+    return {**found, "average": sum(found.values()) / len(found)} if len(found) == len(domains) > 0 else found
 
 
 def _columns(rows: Sequence[Row], metric: Metric, domains: Sequence[str]) -> dict[str, dict[int, float]]:
@@ -256,6 +264,9 @@ def cells_of(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     costs = ["bytes up", "s per run", "CPU s per run"]
     header = ["method", *columns, "own domains", "steps (in all)", f"minus {found['baseline']}", *costs]
     lines = []
+    if constant := found.get("majority"):
+        shares = [f"{100 * constant[column]:.1f}" if column in constant else "-" for column in columns]
+        lines.append(["most frequent class", *shares, *[""] * (len(header) - 1 - len(columns))])
     for name, arm in found["arms"].items():
         cells = [_percent(arm["accuracy"].get(column), arm["paper"].get(column)) for column in columns]
         gap = "; ".join(filter(None, [signed_percent(arm["difference"].get("average")), *arm["notes"]]))
@@ -312,11 +323,12 @@ def signed_percent(gap: Mapping[str, Any] | None) -> str:
 
 def caption(found: Mapping[str, Any]) -> str:
     """What the numbers are, in a few sentences."""
-    printed = f" In brackets: what the paper prints ({found['source']})."
+    printed = ""
+    if any(arm["paper"] for arm in found["arms"].values()):
+        printed = f" In brackets: what the paper prints ({found['source']})."
     if found["changed"]:
-        printed += f" Not the protocol's: {', '.join(found['changed'])}; so the paper's numbers are no reference here."
-    if not any(arm["paper"] for arm in found["arms"].values()):
-        printed = ""
+        reference = "; so the paper's numbers are no reference here" if printed else ""
+        printed += f" Not the protocol's: {', '.join(found['changed'])}{reference}."
     return (
         f"{found['title']}, {found['dataset']}: {MEASURED[found['metric']]} on the unseen domain in percent, mean "
         f"over seeds with Student's 95% interval; {found['finished']} of {found['planned']} runs finished.{printed} "

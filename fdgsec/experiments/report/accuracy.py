@@ -8,6 +8,7 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.method import GlobalModel
 from fdgsec.metrics.accuracy import classification
 from fdgsec.metrics.proportion_intervals import clopper_pearson
+from fdgsec.metrics.roc import majority_share
 from fdgsec.nn.training.test_time_adaptation import Tent, tent_predictions
 from fdgsec.nn.training.training_loop import logits, predictions
 from fdgsec.runtime.random_streams import stream
@@ -22,18 +23,19 @@ def accuracy_document(
 ) -> dict[str, object]:
     """Accuracy (Clopper-Pearson), weighted AUC and F1 on `unseen`, and accuracy per domain on `validation`.
 
+    Beside each accuracy stands "majority_share": that of always naming the most frequent class of those images.
     `second` is LTDO's validation domain, on which no client trains."""
     network = model.module()
     name = _named(unseen)
     judged = classification(logits(network, unseen.pixels()), unseen.labels)
     others = {key: {"value": value, "n": len(unseen)} for key, value in judged.items() if key != "accuracy"}
     interval = clopper_pearson(round(judged["accuracy"] * len(unseen)), len(unseen))
-    accuracy = {"value": judged["accuracy"], "low": interval.low, "high": interval.high, "n": len(unseen)}
+    accuracy = {"value": judged["accuracy"], "low": interval.low, "high": interval.high, **_counted(unseen)}
 
     def measured(dataset: DomainDataset) -> dict[str, object]:
         correct = int((predictions(network, dataset.pixels()) == dataset.labels).sum())
         interval = clopper_pearson(correct, len(dataset))
-        return {"value": correct / len(dataset), "low": interval.low, "high": interval.high, "n": len(dataset)}
+        return {"value": correct / len(dataset), "low": interval.low, "high": interval.high, **_counted(dataset)}
 
     per_domain = {domain: measured(images) for domain, images in validation.items() if len(images)}
     held = {} if second is None else {"validation_domain": {"domain": _named(second), **measured(second)}}
@@ -45,7 +47,7 @@ def adapted_document(model: GlobalModel, unseen: DomainDataset, how: Tent, *, se
     rng = stream(seed, "world", "adaptation", _named(unseen))
     correct = int((tent_predictions(model.module(), unseen.pixels(), how=how, rng=rng) == unseen.labels).sum())
     interval = clopper_pearson(correct, len(unseen))
-    return {"value": correct / len(unseen), "low": interval.low, "high": interval.high, "n": len(unseen)}
+    return {"value": correct / len(unseen), "low": interval.low, "high": interval.high, **_counted(unseen)}
 
 
 def own_domain_accuracy(document: Mapping[str, Any]) -> float | None:
@@ -64,6 +66,10 @@ def steps_document(curve: Sequence[Mapping[str, float]]) -> dict[str, float] | N
         return None
     total = sum(point["steps"] for point in curve)
     return {"per_client_and_round": total / sum(point["clients"] for point in curve), "total": total}
+
+
+def _counted(images: DomainDataset) -> dict[str, object]:
+    return {"n": len(images), "majority_share": majority_share(images.labels)}
 
 
 def _named(domain: DomainDataset) -> str:

@@ -267,7 +267,20 @@ def _trained(report: AttackReport) -> str:
     bounds = f"[{short(_float(found, 'low'))}, {short(_float(found, 'high'))}]"
     about = f"{short(_float(found, 'value'))} {bounds} accuracy on the unseen domain {found['unseen_domain']}"
     mechanics = " (procedural images: no finding)" if str(report.dataset["name"]) in PROCEDURAL else ""
-    return f"{report.method} reaches {about}, n = {found['n']}{mechanics}; privacy was not tested: no attack was run."
+    constant = majority_in_words(found)
+    return (
+        f"{report.method} reaches {about}, n = {found['n']}{mechanics}{constant}; privacy was not tested: no attack "
+        "was run."
+    )
+
+
+def majority_in_words(score: Mapping[str, object]) -> str:
+    """The accuracy of a constant answer beside `score`: "; always naming the most frequent class reaches .19".
+
+    Empty for reports of versions that did not record it."""
+    if "majority_share" not in score:
+        return ""
+    return f"; always naming the most frequent class reaches {short(_float(score, 'majority_share'))}"
 
 
 def _float(table: Mapping[str, object], key: str) -> float:

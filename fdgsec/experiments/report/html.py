@@ -268,8 +268,15 @@ def _training_page(report: AttackReport, settings: str, points: Sequence[Mapping
                   ("made", "How this was made")],
         findings=findings, scores=_scores(report), curves=curves, promises=promises(report),
         assumptions=report.guarantees[0]["assumptions"] if report.guarantees else (), messages=_messages(report),
-        facts=_facts(report), settings=settings, baseline=rate(report.guessing), steps=_steps(report),
+        facts=_facts(report), settings=settings, constant=_constant(report), steps=_steps(report),
     )  # fmt: skip
+
+
+def _constant(report: AttackReport) -> str:
+    """The answer at which bars of accuracies start; reports of earlier versions have no shares of classes."""
+    if report.accuracy is not None and "majority_share" in report.accuracy:
+        return "always naming the most frequent class of these images"
+    return f"guessing a class ({rate(report.guessing)})"
 
 
 def _steps(report: AttackReport) -> str:
@@ -294,14 +301,17 @@ def _scores(report: AttackReport) -> list[Mapping[str, object]]:
     found = report.accuracy
     if found is None:
         return []
-    chance = report.guessing
     per_domain, second, adapted = found.get("per_domain", {}), found.get("validation_domain"), found.get("adapted")
     assert isinstance(per_domain, Mapping)
     named: list[tuple[str, str, object]] = [(f"{found['unseen_domain']}", "unseen domain", found)]
     named += [(f"{found['unseen_domain']}", "after test-time adaptation", adapted)] if adapted else []
     named += [(str(second["domain"]), "second unseen domain", second)] if isinstance(second, Mapping) else []
     named += [(str(domain), "clients' validation images", score) for domain, score in per_domain.items()]
-    bars = [_score(name, what, score, chance) for name, what, score in named if isinstance(score, Mapping)]
+    bars = [
+        _score(name, what, score, float(score.get("majority_share", report.guessing)))
+        for name, what, score in named
+        if isinstance(score, Mapping)
+    ]
     for key, baseline in (("auc", 0.5), ("f1", None)):
         if isinstance(score := found.get(key), Mapping):
             bars.append(_score(str(found["unseen_domain"]), f"weighted {key.upper()}", score, baseline))

@@ -146,6 +146,16 @@ def test_a_page_of_seeds_says_what_guessing_a_class_reaches(made: dict[str, str]
     assert report.guessing == pytest.approx(1 / len(cast(list[str], report.dataset["classes"])))
 
 
+def test_bars_of_seeds_start_at_the_share_of_the_most_frequent_class():
+    reports = [
+        replace(one, accuracy={**(one.accuracy or {}), "majority_share": 0.208}) for one in (trained(), trained())
+    ]
+    found = seeds_summary((0, 1), reports)
+
+    assert found["accuracy"]["majority_share"] == pytest.approx(0.208)  # type: ignore[index]
+    assert "always naming the most frequent class of these images reaches .21" in seeds_page(found)
+
+
 @pytest.mark.parametrize(("dataset", "drawn"), [("shapes", True), ("swatches", True), ("pacs", False)])
 @pytest.mark.medium
 def test_verdicts_on_drawn_images_are_no_finding_wherever_they_are_said(

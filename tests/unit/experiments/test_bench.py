@@ -201,7 +201,21 @@ def test_what_differs_from_the_protocol_is_said_wherever_the_paper_is_quoted():
     quoted = markdown(summary(TABLE, "shapes", rows, planned=1, changed=changed))
     assert "Not the protocol's: rounds=3, run.splits=official; so the paper's numbers are no reference here." in quoted
     assert "Not the protocol's" not in markdown(summary(TABLE, "shapes", rows, planned=1))
-    assert "paper" not in markdown(summary(TABLE, "pacs", rows, planned=1, changed=changed))
+    without = markdown(summary(TABLE, "pacs", rows, planned=1, changed=changed))
+    assert "Not the protocol's: rounds=3, run.splits=official." in without
+    assert "paper" not in without
+
+
+def test_a_table_has_the_accuracy_of_always_naming_the_most_frequent_class():
+    rows = [row("fedavg", domain, 0, 0.4) for domain in ("photo", "sketch")]
+    for each, share in zip(rows, (0.258, 0.208), strict=True):
+        each["accuracy"]["majority_share"] = share
+
+    assert "| most frequent class | 25.8 | 20.8 | 23.3 |" in markdown(summary(TABLE, "shapes", rows, planned=2))
+
+
+def test_a_table_of_cells_without_shares_of_classes_has_no_such_line():
+    assert "most frequent class" not in markdown(summary(TABLE, "shapes", [row("fedavg", "photo", 0, 0.4)], planned=1))
 
 
 def test_one_seed_has_no_interval_and_none_is_an_error():

@@ -327,6 +327,14 @@ def test_a_trained_report_gives_its_accuracy_and_says_that_privacy_was_not_teste
     )
 
 
+def test_a_trained_report_gives_what_a_constant_answer_reaches():
+    accuracy = {"unseen_domain": "sketch", "value": 0.42, "low": 0.38, "high": 0.46, "n": 420, "majority_share": 0.208}
+
+    said = found(accuracy=accuracy, dataset={"name": "pacs", "images": 600}).sentence
+
+    assert "n = 420; always naming the most frequent class reaches .21; privacy" in said
+
+
 def test_a_failed_attack_is_named():
     broken = AttackResult(name="linkage", adversary={"name": "server"}, status="failed", reason="out of memory")
 
