@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fdgsec.attacks.style_inversion.halfway import Halfway, Moment
 from fdgsec.metrics.image_similarity import EmbeddingDistance
 from fdgsec.nn.networks.style_generator import GeneratorShape, StyleGenerator
 from fdgsec.nn.styles.channel_statistics import EPS
 from fdgsec.nn.training.precision import autocast, precision_of
-from fdgsec.runtime.progress import tracked
 from fdgsec.runtime.random_streams import child
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -34,6 +34,7 @@ PENALTIES = tuple(10 ** (power / 3) for power in range(19))
 FARTHEST = 5.0  # standard deviations: bounds the linear map's extrapolation
 BLACKEST = 0.02  # predictions are clamped away from 0 and 1, whose logits are infinite
 MOST_POINTS = 2**27  # embedded numbers of training images that are kept, in 16 bits: 256 MiB
+NOT_KEPT = Halfway()
 NETWORK = "style-generator"  # name in the table of number formats
 
 
@@ -188,6 +189,7 @@ def fit_generator(
     schedule: Schedule,
     rng: torch.Generator,
     start: StyleGenerator | None = None,
+    halfway: Halfway = NOT_KEPT,
 ) -> Inverter:
     """Train the generator on the residuals of `unseen`, the linear part's cross-validated predictions (n, 3, 16, 16).
 
@@ -195,8 +197,8 @@ def fit_generator(
     continue from (a perceptual loss starts where MSE ended)."""
     inputs = linear.standardized(training.features).float()
     precision = precision_of(inputs.device, NETWORK)
-    generator, average = (initial_generator(linear, shape, rng=rng, start=start) for _ in range(2))
-    best, compare = _weights_of(average), against(training.images, loss)
+    generator, average, best = (initial_generator(linear, shape, rng=rng, start=start) for _ in range(3))
+    compare = against(training.images, loss)
     held = _held_out(training.groups, schedule.validation, child(rng, "validation"))
     pool, held = (~held).nonzero().flatten(), held.nonzero().flatten()
     lowest = [_validation_error(average, inputs[held], unseen[held], held, compare)]
@@ -204,7 +206,10 @@ def fit_generator(
         generator.parameters(), lr=schedule.rate, weight_decay=schedule.weight_decay, fused=True
     )
     draws = child(rng, "batches")
-    for step in tracked(range(1, schedule.steps + 1), "style inversion: training a generator"):
+    networks = {"generator": generator, "average": average, "best": best}
+    moment = Moment(networks=networks, optimizers={"optimizer": optimizer}, rng=draws, numbers=lowest)
+    for done in halfway.steps(schedule.steps, "style inversion: training a generator", moment):
+        step = done + 1
         optimizer.param_groups[0]["lr"] = schedule.rate_at(step)
         rows = pool[torch.randint(len(pool), (schedule.batch,), generator=draws).to(pool.device)]
         with autocast(inputs.device, precision):
@@ -216,12 +221,12 @@ def fit_generator(
         update_average(average, generator, schedule.decay)
         if step % schedule.check == 0 or step == schedule.steps:
             error = _validation_error(average, inputs[held], unseen[held], held, compare)
-            best = _weights_of(average) if error < lowest[-1] else best
+            if error < lowest[-1]:
+                best.load_state_dict(average.state_dict())
             lowest.append(min(error, lowest[-1]))
             if schedule.over(lowest):
                 break
-    average.load_state_dict(best)
-    return Inverter(linear=linear, generator=average.eval())
+    return Inverter(linear=linear, generator=best.eval())
 
 
 def against(images: Tensor, loss: Loss) -> Callable[[Tensor, Tensor], Tensor]:
@@ -251,10 +256,6 @@ def initial_generator(
     if start is not None:
         generator.load_state_dict(start.state_dict())
     return generator.to(device).to(memory_format=precision_of(device, NETWORK).layout)
-
-
-def _weights_of(generator: StyleGenerator) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in generator.state_dict().items()}
 
 
 def _ridge(inputs: Tensor, targets: Tensor) -> list[Tensor]:

@@ -181,9 +181,9 @@ class InverterCache:
         schedule = self.effort.first if first is None else self.effort.further
         training, linear = prior.training.on(self.device), prior.linear.on(self.device)
         generator = kept_network(
-            lambda: fit_generator(
+            lambda halfway: fit_generator(
                 training, linear, prior.unseen.to(self.device), shape=shape, loss=loss, schedule=schedule, rng=rng,
-                start=start,
+                start=start, halfway=halfway,
             ).generator,
             lambda: initial_generator(linear, shape, rng=rng),
             device=self.device, keeps=self.keeps, **_content(prior), loss=_described(name), shape=shape,
@@ -195,8 +195,9 @@ class InverterCache:
         shape, contest = self._shape(int(prior.training.images.shape[-1]), adversarial=True), self.effort.contest
         training, linear = prior.training.on(self.device), prior.linear.on(self.device)
         networks = kept_network(
-            lambda: train_conditional(
-                training, linear, prior.unseen.to(self.device), shape=shape, perceptual=loss, contest=contest, rng=rng
+            lambda halfway: train_conditional(
+                training, linear, prior.unseen.to(self.device), shape=shape, perceptual=loss, contest=contest, rng=rng,
+                halfway=halfway,
             ),
             lambda: conditional_networks(training, linear, shape=shape, contest=contest, rng=rng),
             device=self.device, keeps=self.keeps, **_content(prior), loss=_described(name), shape=shape,
@@ -218,7 +219,9 @@ class InverterCache:
             shape = self._shape(side, adversarial=True)
             pictures = torch.cat([downsample(part, (side, side)) for part in (images, mirrored(images))])
             generator = kept_network(
-                lambda: fit_baseline(pictures.to(self.device), shape=shape, contest=contest, rng=rng).generator,
+                lambda halfway: fit_baseline(
+                    pictures.to(self.device), shape=shape, contest=contest, rng=rng, halfway=halfway
+                ).generator,
                 lambda: baseline_network(shape, self.device, contest=contest, rng=rng),
                 device=self.device, keeps=self.keeps, loss="baseline", pictures=pictures, shape=shape,
                 contest=contest, rng=rng,

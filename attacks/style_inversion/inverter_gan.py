@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fdgsec.attacks.style_inversion.halfway import Halfway, Moment
 from fdgsec.attacks.style_inversion.inverter import (
     LinearInverse,
     Loss,
@@ -45,6 +46,7 @@ PRECISION: Mapping[str, Precision] = {
 }
 
 
+NOT_KEPT = Halfway()
 Ranking = Callable[[Tensor, Tensor], Tensor]
 """How far the styles of reconstructions (N, 3, S, S) are from those of `features` (N, D), (N,)."""
 
@@ -178,6 +180,7 @@ def train_conditional(
     perceptual: Loss,
     contest: AdversarialOptions,
     rng: torch.Generator,
+    halfway: Halfway = NOT_KEPT,
 ) -> ConditionalNetworks:
     """Train the conditional generator, and the predictor, on the device of `training`.
 
@@ -199,7 +202,7 @@ def train_conditional(
         return contest.perceptual * unlike + contest.consistency * gap
 
     average = train_adversarially(
-        generator, judge, draw, beside, images=images, styles=styles, contest=contest, rng=rng
+        generator, judge, draw, beside, images=images, styles=styles, contest=contest, rng=rng, halfway=halfway
     )
     return ConditionalNetworks(average, predictor)
 
@@ -221,14 +224,16 @@ def conditional_inverter(
 
 
 def fit_baseline(
-    images: Tensor, *, shape: GeneratorShape, contest: AdversarialOptions, rng: torch.Generator
-) -> BaselineGenerator:
+    images: Tensor, *, shape: GeneratorShape, contest: AdversarialOptions, rng: torch.Generator,
+    halfway: Halfway = NOT_KEPT,
+) -> BaselineGenerator:  # fmt: skip
     """Train the unconditional generator on real images (n, 3, S, S) in [0, 1], on their device."""
     generator = baseline_network(shape, images.device, contest=contest, rng=rng)
     judge = StyleDiscriminator(0, shape, rng=child(rng, "judge")).to(images.device)
     average = train_adversarially(
-        generator, judge, lambda _, z: generator(z), None, images=images, styles=None, contest=contest, rng=rng
-    )
+        generator, judge, lambda _, z: generator(z), None, images=images, styles=None, contest=contest, rng=rng,
+        halfway=halfway,
+    )  # fmt: skip
     return BaselineGenerator(generator=average, contest=contest)
 
 
@@ -266,6 +271,7 @@ def train_adversarially(
     styles: Tensor | None,
     contest: AdversarialOptions,
     rng: torch.Generator,
+    halfway: Halfway = NOT_KEPT,
 ) -> StyleGenerator:
     """Train both by the hinge loss (Liu et al. 2021, section 3.3), in place, and return the generator's moving average.
 
@@ -279,7 +285,11 @@ def train_adversarially(
     reconstruct_rows, judging = (
         torch.optim.Adam(network.parameters(), lr=contest.rate, betas=BETAS) for network in (generator, judge)
     )
-    for step in tracked(range(contest.steps), "style inversion: adversarial training"):
+    moment = Moment(
+        networks={"generator": generator, "judge": judge, "average": average},
+        optimizers={"drawing": reconstruct_rows, "judging": judging}, rng=child_rng,
+    )  # fmt: skip
+    for step in halfway.steps(contest.steps, "style inversion: adversarial training", moment):
         rows = torch.randint(len(images), (contest.batch,), generator=child_rng).to(device)
         z = torch.randn(contest.batch, contest.latent, generator=child_rng).to(device)
         told = None if styles is None else styles[rows]

@@ -1,4 +1,5 @@
-"""Trained networks of style inversion, kept as each is finished: a stopped attack goes on after the last of them.
+"""Trained networks of style inversion, kept as each is finished: a stopped attack goes on after the last of them, and
+inside the training that it was in.
 
 A network is found again by a hash of everything that decides its weights: the training data, the options and the random
 stream, fdgsec's code, torch, and what the processor's sums depend on. A network that is read computes what it computed
@@ -15,6 +16,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from fdgsec.attacks.style_inversion.halfway import Halfway
 from fdgsec.nn.training.precision import capabilities, table_rows
 from fdgsec.runtime.cache_files import cache_root
 from fdgsec.runtime.checked_files import recalled, remember
@@ -29,9 +31,9 @@ FOLDER = "networks"
 """The folder of the cache."""
 PACKAGES = ("fdgsec.metrics", "fdgsec.nn")
 MODULES = (
-    "fdgsec.attacks.style_inversion.inverter", "fdgsec.attacks.style_inversion.inverter_cache",
-    "fdgsec.attacks.style_inversion.inverter_gan", "fdgsec.attacks.style_inversion.kept_networks",
-    "fdgsec.runtime.random_streams",
+    "fdgsec.attacks.style_inversion.halfway", "fdgsec.attacks.style_inversion.inverter",
+    "fdgsec.attacks.style_inversion.inverter_cache", "fdgsec.attacks.style_inversion.inverter_gan",
+    "fdgsec.attacks.style_inversion.kept_networks", "fdgsec.runtime.random_streams",
 )  # fmt: skip
 """Packages and modules that decide how a network is trained on given data."""
 NUMERICS = ("ATEN_", "DNNL_", "KMP_", "MKL_", "ONEDNN_", "TORCH_")
@@ -39,7 +41,7 @@ NUMERICS = ("ATEN_", "DNNL_", "KMP_", "MKL_", "ONEDNN_", "TORCH_")
 
 
 def kept_network(
-    train: Callable[[], NetworkT],
+    train: Callable[[Halfway], NetworkT],
     blank: Callable[[], NetworkT],
     *,
     device: torch.device,
@@ -48,22 +50,27 @@ def kept_network(
 ) -> NetworkT:
     """Give the network that `train` gives, in evaluation mode: read from the cache into a `blank` one, or trained.
 
+    `train` is told where its own state may be kept before it ends.
     `decided_by` are all the arguments of `train`; their order does not matter. Unless it `keeps`, nothing is read or
     stored: `train` then runs code that the key does not cover. A full disk is said, and no error."""
     if not keeps:
-        return train().eval()
+        return train(Halfway()).eval()
     key = _key(device, decided_by)
     path = cache_root() / FOLDER / f"{hashlib.sha256(key.encode()).hexdigest()}.safetensors"
     found = recalled(path, key=key, read=lambda content: _loaded(content, blank()))
     if found is not None:
         return found.to(device).eval()
-    trained = train()
-    if is_unchanged("fdgsec"):
+    unchanged = is_unchanged("fdgsec")
+    halfway = Halfway(path=path.with_suffix(".halfway"), key=f"{key} halfway") if unchanged else Halfway()
+    trained = train(halfway)
+    if unchanged:
         content = {name: value.detach().cpu().contiguous() for name, value in trained.state_dict().items()}
         try:
             remember(path, save(content), key=key)
         except OSError as error:
             warn(f"a trained network cannot be kept under {cache_root()}: {error.strerror}.")
+        else:
+            halfway.forget()
     return trained.eval()
 
 

@@ -35,7 +35,7 @@ class Network(nn.Module):
 
 def kept(filled: float, **decided_by: object) -> float:
     """The weight of a network that is trained to `filled`, or of the one that was kept."""
-    found = kept_network(lambda: Network(filled), Network, device=CPU, keeps=True, **decided_by)
+    found = kept_network(lambda _: Network(filled), Network, device=CPU, keeps=True, **decided_by)
     assert not found.training
     assert found.weight.weight.is_contiguous(memory_format=torch.channels_last)
     return float(found.weight.weight.detach().flatten()[0])
@@ -118,7 +118,7 @@ def test_a_damaged_network_is_trained_again(capsys: pytest.CaptureFixture[str]):
 
 
 def test_another_networks_weights_are_no_network():
-    kept_network(lambda: nn.Linear(2, 2), lambda: nn.Linear(2, 2), device=CPU, keeps=True, **everything())
+    kept_network(lambda _: nn.Linear(2, 2), lambda: nn.Linear(2, 2), device=CPU, keeps=True, **everything())
 
     assert kept(2.0, **everything()) == 2.0
 
@@ -188,7 +188,7 @@ def test_an_attack_from_elsewhere_keeps_nothing(loss: str, own_cache: Path):
 
     assert not made.keeps
     assert StyleInversion().inverter_cache(SERVER, child_rng()).keeps
-    kept_network(lambda: Network(1.0), Network, device=CPU, keeps=made.keeps, loss=loss)
+    kept_network(lambda _: Network(1.0), Network, device=CPU, keeps=made.keeps, loss=loss)
     assert not (own_cache / FOLDER).exists()
 
 
