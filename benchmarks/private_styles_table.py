@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.written_tables import write_table
-from fdgsec.experiments.bench.comparability import own_domains_of
+from fdgsec.experiments.bench.comparability import NOT_LEARNED, has_learned, own_domains_of
 from fdgsec.experiments.bench.run_bench import stored
 from fdgsec.experiments.report.text_tables import markdown_table
 from fdgsec.experiments.report.words import short
@@ -61,6 +61,8 @@ def _line(rows: Sequence[Row], arm: str, domains: Sequence[str]) -> list[str]:
     own = [own_domains_of(row) or 0.0 for row in rows if row["arm"] == arm]
     minutes = [row["processor_seconds"] / 60 for row in rows if row["arm"] == arm]
     gap = "" if arm == BASELINE else "{:+.1f} [{:+.1f}, {:+.1f}]".format(*difference(rows, arm))
+    learned = has_learned(*([row for row in rows if row["arm"] == name] for name in (arm, BASELINE)))
+    gap += "" if learned else f"; {NOT_LEARNED}"
     mean = _decimals(sum(map(_mean, columns.values())) / len(columns)) if len(columns) == len(domains) else "-"
     cells = [_cell(columns[domain]) if domain in columns else "-" for domain in domains]
     return [

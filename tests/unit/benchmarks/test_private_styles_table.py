@@ -30,6 +30,14 @@ def test_a_difference_is_over_the_domains_that_both_arms_have():
     assert (middle, low, high) == pytest.approx((10, 10 - 195.9964 * spread, 10 + 195.9964 * spread))
 
 
+def test_an_arm_that_has_not_learned_its_own_domains_is_marked():
+    weak = row("ccst", "a", 0.6)
+    weak["accuracy"]["per_domain"] = {"art": {"value": 0.7, "n": 9}}
+
+    assert "+10.0" in table([row("fedavg", "a", 0.5), weak])
+    assert "has not learned its own domains: not comparable" in table([row("fedavg", "a", 0.5), weak])
+
+
 def test_an_arm_without_a_domain_has_no_mean():
     rows = [row("fedavg", "a", 0.5), row("fedavg", "b", 0.6), row("ccst", "a", 0.6)]
 
