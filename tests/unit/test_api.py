@@ -266,10 +266,19 @@ def test_wrong_arguments_are_refused_as_the_verbs_refuse_them(call: Callable[[],
         (lambda: fdgsec.train("fedavg", assignments=["with.p=1"]), "add local NAME"),
         (lambda: fdgsec.attack(assignments=["method.plan.learning_rate=.1"]), "acts in training, and rounds is 0"),
         (lambda: fdgsec.train(rounds=0, assignments=["method.plan.epochs=2"]), "acts in training, and rounds is 0"),
-        (lambda: fdgsec.sweep(values=[1], assignments=["method.plan.epochs=2"]), "acts in training, and rounds is 0"),
         (
-            lambda: fdgsec.audit(defenses=["private-styles:epsilon=8"], assignments=["method.plan.epochs=2"]),
+            lambda: fdgsec.sweep(values=[1], accuracy_at=[], assignments=["method.plan.epochs=2"]),
             "acts in training, and rounds is 0",
+        ),
+        (
+            lambda: fdgsec.audit(
+                defenses=["private-styles:epsilon=8"], assignments=["method.plan={epochs=2}"], rounds=1
+            ),
+            "method.plan.epochs acts in training, and an audit trains for defenses of training alone (dp-sgd); leave",
+        ),
+        (
+            lambda: fdgsec.audit("fedavg", defenses=["dp-fedavg"], assignments=["method.plan.epochs=2"]),
+            "an audit trains for defenses of training alone",
         ),
     ],
 )

@@ -63,6 +63,7 @@ NOTE = (
     "A bound under the claim is no proof that the claim holds: it is what this attack found, and a better one may find "
     "more. A bound near its ceiling is saturated: more runs or guesses could raise it."
 )
+NOT_TRAINED = "an audit trains for defenses of training alone (dp-sgd); leave it out"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +129,7 @@ def audit_settings(
 ) -> RunConfig:
     """The settings of an audit; by default few images, the CPU, and one round for targets that need training.
 
-    Raises what `attack_settings` raises."""
+    Raises what `attack_settings` raises, and UsageError for options of a training that the audit does not run."""
     chosen = {name: value for name, value in given.items() if value is not None}
     usual: dict[str, Any] = {
         "device": "cpu",
@@ -137,8 +138,10 @@ def audit_settings(
     if plan.canary == "gradient":
         usual["per_domain"] = PER_DOMAIN
     config = attack_settings(target, {**usual, **chosen}, assignments=assignments)
-    if not any(isinstance(defense, TrainsPrivately) for defense in config.defenses):  # such a one trains anyhow
-        check_in_effect(config, assignments)
+    check_in_effect(
+        config, assignments, trains=any(isinstance(defense, TrainsPrivately) for defense in config.defenses),
+        otherwise=NOT_TRAINED,
+    )  # fmt: skip
     return config
 
 

@@ -17,7 +17,15 @@ from fdgsec.experiments.attack.run_attacks import attack
 from fdgsec.experiments.bench.protocols import Protocol, protocol_named
 from fdgsec.experiments.bench.run_bench import traffic_of
 from fdgsec.experiments.options_in_effect import check_in_effect
-from fdgsec.experiments.run_config import RunConfig, attack_settings, build, changed, defense_text, merged
+from fdgsec.experiments.run_config import (
+    RunConfig,
+    attack_settings,
+    build,
+    changed,
+    defense_text,
+    merged,
+    parse_assignments,
+)
 from fdgsec.experiments.setup.defenses import defense_stack_of
 from fdgsec.experiments.setup.run_inputs import load_world, method_of
 from fdgsec.experiments.sweep.plots import figures
@@ -41,7 +49,8 @@ ATTACKS = ("linkage", "membership", "label-inference")
 
 
 OF_BOTH = ("allow_partial", "device", "encoder", "style_size", "backbone", "norm", "pretrained")
-"""Settings of the attacked runs that hold for the trained ones as well; the others are the protocol's."""
+"""Settings of the attacked runs that hold for the trained ones as well, as options of the method do; the others are the
+protocol's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,14 +181,14 @@ def _kept(planned: Sequence[Point], done: Mapping[str, Mapping[str, Any]]) -> di
 def plan(request: SweepRequest, *, data_root: Path | None) -> list[Point]:
     """List the points: privacy first, then accuracy seed by seed. Raises UsageError for what cannot run."""
     points = []
+    asked = request.values if request.accuracy_at is None else request.accuracy_at
     for value in (None, *request.values):
         given = {**request.given, "dataset": request.dataset, "seed": request.seed,
                  "attacks": request.attacks, "defenses": request.defenses_at(value)}  # fmt: skip
         config = attack_settings(request.target, given, profile=request.profile, assignments=request.assignments)
-        check_in_effect(config, request.assignments)
+        check_in_effect(config, request.assignments, trains=bool(config.rounds or asked))
         defense_stack_of(config, method_of(config))  # whether these defenses, with this value, work with the method
         points.append(Point(kind="privacy", value=value, config=config))
-    asked = request.values if request.accuracy_at is None else request.accuracy_at
     if not asked:
         return points
     table, unseen = protocol_named(request.protocol), _unseen(points[0].config, data_root)
@@ -193,13 +202,21 @@ def plan(request: SweepRequest, *, data_root: Path | None) -> list[Point]:
 
 
 def _trained(request: SweepRequest, table: Protocol, unseen: str, seed: int) -> RunConfig:
-    """The settings of a training run of the target under the protocol, whose arm it is or whose method's."""
+    """The settings of a training run of the target under the protocol, whose arm it is or whose method's.
+
+    The method has the options of the attacked one, so that a curve shows one method's privacy and accuracy."""
     named = target_named(request.target)
     arm = request.target if request.target in table.arms else named.method
     where = {"dataset": request.dataset, **{k: v for k, v in request.given.items() if k in OF_BOTH}}
-    config = table.config(arm, (None, unseen), seed, where, ())
-    options = merged(named.options, config.options, named.options)
+    stated = [item for item in request.assignments if _of_both(item)]
+    config = table.config(arm, (None, unseen), seed, where, stated)
+    options = merged(config.options, named.options, parse_assignments(stated).get("method", {}))
     return replace(config, method=named.method, options=options, target=request.target)
+
+
+def _of_both(assignment: str) -> bool:
+    name = assignment.partition("=")[0].removeprefix("run.")
+    return name in OF_BOTH or name.partition(".")[0] in ("method", "with")
 
 
 def _unseen(config: RunConfig, data_root: Path | None) -> str:

@@ -78,6 +78,34 @@ def test_a_request_that_makes_no_sense_says_why(changes: dict[str, Any], message
         replace(REQUEST, **changes)
 
 
+def test_privacy_and_accuracy_of_a_sweep_are_those_of_one_method():
+    assigned = (
+        "method.k=2",
+        "method.plan.learning_rate=0.5",
+        "run.backbone=resnet18",
+        "attacks.membership.auxiliary=9",
+    )
+
+    points = plan(replace(REQUEST, assignments=assigned), data_root=None)
+
+    kinds = {point.kind for point in points}
+    ks = {point.config.options["k"] for point in points}
+    trained = [point.config for point in points if point.kind == "accuracy"]
+    assert kinds == {"privacy", "accuracy"}
+    assert ks == {2}
+    assert {config.backbone for config in trained} == {"resnet18"}
+    assert {config.options["plan"]["learning_rate"] for config in trained} == {0.5}
+    assert not any(config.attack_options for config in trained)
+
+
+def test_an_encoder_of_the_method_is_that_of_its_accuracy_too():
+    points = plan(replace(REQUEST, assignments=("method.encoder=squeezenet",)), data_root=None)
+
+    assert {(point.config.encoder, point.config.options["encoder"]) for point in points} == {
+        ("squeezenet", "squeezenet")
+    }
+
+
 def test_the_last_defense_takes_the_value_and_none_is_no_defense():
     request = replace(REQUEST, defenses=(Quantize(bits=4), StyleNoise(p=0.2)))
 
