@@ -4,20 +4,22 @@
         --set method.plan.learning_rate=3e-4 --workers 2 --out benchmarks/results/cpu-private-styles
     python -m benchmarks.private_styles_table
 
-The first command goes on where it stopped. Cells of several seeds are averaged; intervals are of test images alone, as
-if the images of two arms were different ones, which they are not: they are too wide for that reason, and too narrow
-because another seed is another training."""
+The first command goes on where it stopped. Cells of several seeds are averaged, and differences are between cells of
+the same domain and seed; intervals are of test images alone, as if the images of two arms were different ones, which
+they are not: they are too wide for that reason, and too narrow because another seed is another training."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import sqrt
 from pathlib import Path
 from typing import Any
 
 from benchmarks.written_tables import write_table
-from fdgsec.experiments.bench.comparability import NOT_LEARNED, has_learned, own_domains_of
+from fdgsec.experiments.bench.comparability import NOT_LEARNED, has_learned, own_domains_of, paired, unequal_steps
 from fdgsec.experiments.bench.run_bench import stored
 from fdgsec.experiments.report.text_tables import markdown_table
 from fdgsec.experiments.report.words import short
+from fdgsec.runtime.errors import DataError
 
 RESULTS = Path(__file__).parent / "results" / "cpu-private-styles" / "results.json"
 BASELINE = "fedavg"
@@ -35,19 +37,32 @@ Row = Mapping[str, Any]
 def table(rows: Sequence[Row]) -> str:
     """One line per arm: each unseen domain's accuracy, their mean, own domains, and the difference to FedAvg.
 
-    An arm has a mean once it has every domain; the difference is over the domains that both have."""
+    An arm has a mean once it has every domain. Raises DataError for two cells of one arm, domain and seed: they are
+    runs of different settings."""
+    cells = Counter((row["arm"], row["domain"], row["seed"]) for row in rows)
+    twice = next((cell for cell, count in cells.items() if count > 1), None)
+    if twice is not None:
+        raise DataError(
+            f"{RESULTS.name} has several cells of {twice[0]}, {twice[1]}, seed {twice[2]}: keep one's settings."
+        )
     domains = sorted({str(row["domain"]) for row in rows})
     arms = [arm for arm in WORDS if any(row["arm"] == arm for row in rows)]
     header = ["arm", *domains, "mean", "own domains", "minus FedAvg, points", "CPU minutes"]
     return markdown_table(header, [_line(rows, arm, domains) for arm in arms], numbers="right").strip()
 
 
-def difference(rows: Sequence[Row], arm: str) -> tuple[float, float, float]:
-    """The mean difference to FedAvg over the columns that both have, in points, and its 95% interval."""
-    own, base = _columns(rows, arm), _columns(rows, BASELINE)
-    shared = sorted(own.keys() & base.keys())
-    middle = sum(_mean(own[key]) - _mean(base[key]) for key in shared) / len(shared)
-    spread = sqrt(sum(_variance(own[key]) + _variance(base[key]) for key in shared)) / len(shared)
+def difference(rows: Sequence[Row], arm: str) -> tuple[float, float, float] | None:
+    """The mean difference to FedAvg over the domains that both have, in points, and its 95% interval.
+
+    Each domain's is over the seeds that both have there; None without such a cell."""
+    found: dict[str, list[tuple[Row, Row]]] = {}
+    for own, base in paired(_of(rows, arm), _of(rows, BASELINE)):
+        found.setdefault(str(own["domain"]), []).append((own["accuracy"], base["accuracy"]))
+    if not found:
+        return None
+    sides = [[[pair[side] for pair in pairs] for side in (0, 1)] for pairs in found.values()]
+    middle = sum(_mean(own) - _mean(base) for own, base in sides) / len(sides)
+    spread = sqrt(sum(_variance(own) + _variance(base) for own, base in sides)) / len(sides)
     return 100 * middle, 100 * (middle - NORMAL * spread), 100 * (middle + NORMAL * spread)
 
 
@@ -57,25 +72,35 @@ def main() -> None:
 
 
 def _line(rows: Sequence[Row], arm: str, domains: Sequence[str]) -> list[str]:
-    columns = _columns(rows, arm)
-    own = [own_domains_of(row) or 0.0 for row in rows if row["arm"] == arm]
-    minutes = [row["processor_seconds"] / 60 for row in rows if row["arm"] == arm]
-    gap = "" if arm == BASELINE else "{:+.1f} [{:+.1f}, {:+.1f}]".format(*difference(rows, arm))
-    learned = has_learned(*([row for row in rows if row["arm"] == name] for name in (arm, BASELINE)))
-    gap += "" if learned else f"; {NOT_LEARNED}"
+    own, columns = _of(rows, arm), _columns(rows, arm)
+    known = [share for row in own if (share := own_domains_of(row)) is not None]
+    minutes = sum(row["processor_seconds"] for row in own) / 60 / len(own)
     mean = _decimals(sum(map(_mean, columns.values())) / len(columns)) if len(columns) == len(domains) else "-"
     cells = [_cell(columns[domain]) if domain in columns else "-" for domain in domains]
-    return [
-        WORDS[arm], *cells, mean, _decimals(sum(own) / len(own)), gap, f"{sum(minutes) / len(minutes):.0f}",
-    ]  # fmt: skip
+    own_domains = _decimals(sum(known) / len(known)) if len(known) == len(own) else "-"
+    return [WORDS[arm], *cells, mean, own_domains, _gap(rows, arm), f"{minutes:.0f}"]
+
+
+def _gap(rows: Sequence[Row], arm: str) -> str:
+    """The difference to the baseline, with what forbids the comparison."""
+    if arm == BASELINE:
+        return ""
+    found, own, base = difference(rows, arm), _of(rows, arm), _of(rows, BASELINE)
+    if found is None:
+        return "-"
+    reasons = [unequal_steps(own, base), "" if has_learned(own, base) else NOT_LEARNED]
+    return "; ".join(["{:+.1f} [{:+.1f}, {:+.1f}]".format(*found), *filter(None, reasons)])
+
+
+def _of(rows: Sequence[Row], arm: str) -> list[Row]:
+    return [row for row in rows if row["arm"] == arm]
 
 
 def _columns(rows: Sequence[Row], arm: str) -> dict[str, list[Row]]:
     """The scores of one arm by unseen domain, one for each seed."""
     found: dict[str, list[Row]] = {}
-    for row in rows:
-        if row["arm"] == arm:
-            found.setdefault(str(row["domain"]), []).append(row["accuracy"])
+    for row in _of(rows, arm):
+        found.setdefault(str(row["domain"]), []).append(row["accuracy"])
     return found
 
 

@@ -1,10 +1,12 @@
 """The state of a network's training, kept from time to time: a stopped attack goes on inside a long training.
 
-A training that goes on ends with the weights of one that was never stopped, to the bit: parameters, buffers, moving
-averages, optimizers with the layout of their parameters, and the random stream are restored."""
+A training that goes on ends with the weights of one that was never stopped, to the bit where a device repeats its sums
+(the CPU does): parameters, buffers, moving averages, optimizers with the layout of their parameters, and the random
+stream are restored, and what is made before the first step is made again."""
 
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,12 +26,16 @@ EVERY = 60.0
 """Seconds of training between two moments that are kept."""
 
 
+ADAM = {"step", "exp_avg", "exp_avg_sq"}
+"""What Adam remembers of a parameter."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Moment:
     """What changes while a network is trained. `numbers` is what the training appends to, if anything."""
 
     networks: Mapping[str, nn.Module]
-    optimizers: Mapping[str, torch.optim.Optimizer]
+    optimizers: Mapping[str, torch.optim.Adam]
     rng: torch.Generator
     numbers: list[float] = field(default_factory=list)
 
@@ -47,17 +53,12 @@ class Moment:
         }
 
     def restore(self, stored: Mapping[str, Tensor]) -> None:
-        """Make all of it what `tensors` gave. Raises DataError, changing nothing, where networks differ in a tensor."""
+        """Make all of it what `tensors` gave. Raises DataError, changing nothing, for those of another training."""
         parts: dict[str, dict[str, Tensor]] = {"": {}, **{name: {} for name in (*self.networks, *self.optimizers)}}
         for key, value in stored.items():
             part, _, name = key.partition("/")
             parts.setdefault(part, {})[name] = value
-        for part, network in self.networks.items():
-            shapes = {name: value.shape for name, value in network.state_dict().items()}
-            if shapes != {name: value.shape for name, value in parts[part].items()}:
-                raise DataError("it holds the training of another network.")
-        if not {"rng", "numbers"} <= parts[""].keys():
-            raise DataError("it holds no training.")
+        self._check(parts)
         for part, network in self.networks.items():
             network.load_state_dict(parts[part])
         for part, optimizer in self.optimizers.items():
@@ -66,19 +67,36 @@ class Moment:
         self.rng.set_state(parts[""]["rng"])
         self.numbers[:] = parts[""]["numbers"].tolist()
 
+    def _check(self, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
+        wanted: dict[str, Mapping[str, Tensor]] = {name: one.state_dict() for name, one in self.networks.items()}
+        wanted |= {name: _memory_of(one, parts[name]) for name, one in self.optimizers.items()}
+        if parts.keys() != {"", *wanted} or any(_shapes(parts[name]) != _shapes(one) for name, one in wanted.items()):
+            raise DataError("it holds the training of another network.")
+        rng = self.rng.get_state()
+        own = parts[""]
+        if (
+            own.keys() != {"rng", "numbers"}
+            or _shapes({"": own["rng"]}) != _shapes({"": rng})
+            or own["numbers"].ndim != 1
+        ):
+            raise DataError("it holds no training.")
+
 
 @dataclass(kw_only=True, eq=False)
 class Halfway:
-    """Where the training of one network is kept until it is finished; nowhere without a `path`."""
+    """Where the training of one network is kept until it is finished; nowhere without a `path`.
+
+    What a training keeps replaces what another one kept there: also that of a longer one, if it was to begin anew."""
 
     path: Path | None = None
     key: str = ""
+    _warned: bool = False
 
     def steps(self, total: int, description: str, moment: Moment) -> Iterator[int]:
         """The steps from 0 to `total` - 1 that are left, with `moment` as it was before the first of them.
 
         The moment is kept after a step, once in `EVERY` seconds. A full disk is said once, and no error."""
-        begin, kept_at = self._begin(moment), time.monotonic()
+        begin, kept_at = self._begin(moment, total), time.monotonic()
         for step in tracked(range(begin, total), description):
             yield step
             if time.monotonic() - kept_at >= EVERY and step + 1 < total:
@@ -86,20 +104,22 @@ class Halfway:
                 kept_at = time.monotonic()
 
     def forget(self) -> None:
-        """Remove what was kept: the network is finished."""
+        """Remove what was kept, where that is possible: the network is finished."""
         if self.path is not None:
-            self.path.unlink(missing_ok=True)
+            with suppress(OSError):
+                self.path.unlink()
 
-    def _begin(self, moment: Moment) -> int:
+    def _begin(self, moment: Moment, total: int) -> int:
         if self.path is None:
             return 0
 
         def read(content: bytes) -> int:
             stored, _ = read_safetensors(content, source="its content")
-            if (step := stored.pop("step", None)) is None:
+            step = stored.pop("step", torch.zeros(0))
+            if step.numel() != 1 or not 0 < (done := int(step)) < total:
                 raise DataError("it holds no training.")
             moment.restore(stored)
-            return int(step)
+            return done
 
         return recalled(self.path, key=self.key, read=read) or 0
 
@@ -110,8 +130,27 @@ class Halfway:
             content = save({**moment.tensors(), "step": torch.tensor(step)})
             remember(self.path, content, key=self.key)
         except OSError as error:
-            warn(f"a training cannot be kept under {cache_root()} before it ends: {error.strerror}.")
-            self.path = None
+            if not self._warned:
+                warn(f"a training cannot be kept under {cache_root()} before it ends: {error.strerror}.")
+            self._warned = True
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (value.shape, value.dtype) for name, value in tensors.items()}
+
+
+def _memory_of(optimizer: torch.optim.Adam, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What `optimizer_memory` gives, in shape and type, where the parameters of which anything is `stored` took a step.
+
+    Others have no gradient."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    stepped = {name.split(".")[1] for name in stored if name.startswith("optimizer.")}
+    return {
+        f"optimizer.{number}.{name}": torch.zeros(()) if name == "step" else torch.empty_like(parameter)
+        for number, parameter in enumerate(parameters)
+        for name in ADAM
+        if str(number) in stepped
+    }
 
 
 def _lay_out_as_parameters(optimizer: torch.optim.Optimizer) -> None:

@@ -57,11 +57,14 @@ def kept_network(
         return train(Halfway()).eval()
     key = _key(device, decided_by)
     path = cache_root() / FOLDER / f"{hashlib.sha256(key.encode()).hexdigest()}.safetensors"
+    halfway = Halfway(path=path.with_suffix(".halfway"), key=f"{key} halfway")
     found = recalled(path, key=key, read=lambda content: _loaded(content, blank()))
     if found is not None:
+        halfway.forget()  # what another process left, which was stopped after this network was finished
         return found.to(device).eval()
     unchanged = is_unchanged("fdgsec")
-    halfway = Halfway(path=path.with_suffix(".halfway"), key=f"{key} halfway") if unchanged else Halfway()
+    if not unchanged:
+        halfway = Halfway()
     trained = train(halfway)
     if unchanged:
         content = {name: value.detach().cpu().contiguous() for name, value in trained.state_dict().items()}

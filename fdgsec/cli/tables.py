@@ -65,11 +65,19 @@ def print_seeds(found: Mapping[str, Any], *, as_json: bool, out: Path | None) ->
         scores[f"accuracy on {found['validation_domain']['domain']} (unseen as well)"] = found["validation_domain"]
     scores |= {f"validation accuracy on {domain}": mean for domain, mean in found["per_domain"].items()}
     scores |= {"validation accuracy, mean over own domains": found["own_domains"]} if "own_domains" in found else {}
+    shares = any("majority_share" in mean for mean in scores.values())
     rows = [
-        (name, f"{mean['value']:.3f}", f"[{mean['low']:.3f}, {mean['high']:.3f}]", str(mean["n"]))
+        (
+            name,
+            f"{mean['value']:.3f}",
+            f"[{mean['low']:.3f}, {mean['high']:.3f}]",
+            *([f"{mean['majority_share']:.3f}" if "majority_share" in mean else ""] if shares else []),
+            str(mean["n"]),
+        )
         for name, mean in scores.items()
     ]
-    print_table(f"{found['method']} on {found['dataset']}", ("score", "mean", "95% interval", "seeds"), rows)
+    header = ("score", "mean", "95% interval", *(["always naming the most frequent class"] if shares else []), "seeds")
+    print_table(f"{found['method']} on {found['dataset']}", header, rows)
     if out is not None:
         console().print(f"written to {out}: seeds.html, seeds.json and one folder per seed", highlight=False)
 

@@ -41,6 +41,7 @@ class SecretStream:
     Equal keys and names give equal draws on every platform. Raises ValueError for a key that is not 32 bytes long."""
 
     def __init__(self, key: bytes, *names: str | int) -> None:
+        key = bytes(memoryview(key))  # a copy: what its owner changes later changes no draw
         if len(key) != KEY_BYTES:
             raise ValueError(f"a key has {KEY_BYTES} bytes; got {len(key)}.")
         self._key, self._names, self._draws = key, names, 0

@@ -29,11 +29,17 @@ def steps_of(rows: Sequence[Row]) -> dict[str, float] | None:
     return {name: sum(steps[name] for steps in recorded) / len(rows) for name in ("per_client_and_round", "total")}
 
 
+def paired(own: Sequence[Row], base: Sequence[Row]) -> list[tuple[Row, Row]]:
+    """The cells of the same domain and seed."""
+    against = {(row["domain"], row["seed"]): row for row in base}
+    return [(row, against[key]) for row in own if (key := (row["domain"], row["seed"])) in against]
+
+
 def unequal_steps(own: Sequence[Row], base: Sequence[Row]) -> str:
     """Say how the optimizer steps of two arms differ over the cells that both have: "27 steps against 9".
 
     Empty where they are equal in every such cell, both per participant and round and in all."""
-    pairs = _paired(own, base)
+    pairs = paired(own, base)
     mine, other = steps_of([row for row, _ in pairs]), steps_of([row for _, row in pairs])
     if not pairs:
         return ""
@@ -51,7 +57,7 @@ def has_learned(own: Sequence[Row], base: Sequence[Row]) -> bool:
     """Whether an arm's own-domain accuracy is at most MARGIN below the baseline's, over the cells that both have.
 
     True where nothing was measured."""
-    measured = [(own_domains_of(row), own_domains_of(against)) for row, against in _paired(own, base)]
+    measured = [(own_domains_of(row), own_domains_of(against)) for row, against in paired(own, base)]
     gaps = [mine - other for mine, other in measured if mine is not None and other is not None]
     return not gaps or sum(gaps) / len(gaps) >= -MARGIN - 1e-12
 
@@ -63,9 +69,3 @@ def plain_count(value: float) -> str:
 
 def _equal(first: float, second: float) -> bool:
     return abs(first - second) <= TOLERANCE * max(first, second)
-
-
-def _paired(own: Sequence[Row], base: Sequence[Row]) -> list[tuple[Row, Row]]:
-    """The cells of the same domain and seed."""
-    against = {(row["domain"], row["seed"]): row for row in base}
-    return [(row, against[key]) for row in own if (key := (row["domain"], row["seed"])) in against]

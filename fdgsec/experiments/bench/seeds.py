@@ -9,7 +9,7 @@ from typing import Any
 
 from fdgsec.experiments.bench.seeds_page import page
 from fdgsec.experiments.bench.tables import mean_of
-from fdgsec.experiments.report.accuracy import own_domain_accuracy
+from fdgsec.experiments.report.accuracy import own_domain_accuracy, own_domain_majority_share
 from fdgsec.experiments.report.schema import AttackReport
 from fdgsec.experiments.run_config import RunConfig
 from fdgsec.experiments.setup.run_federation import Federation, federate
@@ -95,7 +95,9 @@ def _means(reports: Sequence[AttackReport]) -> dict[str, object]:
     own = [own_domain_accuracy(document) for document in documents]
     alike = all(document["per_domain"].keys() == first["per_domain"].keys() for document in documents)
     if None not in own and alike:  # else a mean over seeds would be one over different domains
-        result["own_domains"] = mean_of([value for value in own if value is not None]).document()
+        shares = [own_domain_majority_share(document) for document in documents]
+        known = [{} if share is None else {"majority_share": share} for share in shares]
+        result["own_domains"] = _mean([{"value": value, **each} for value, each in zip(own, known, strict=True)])
     if all("steps" in document for document in documents):
         names = ("per_client_and_round", "total")
         result["steps"] = {name: mean_of([document["steps"][name] for document in documents]).value for name in names}

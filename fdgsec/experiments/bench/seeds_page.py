@@ -36,7 +36,7 @@ def _constant(found: Row) -> str:
 
 
 def _baseline(mean: Row, found: Row) -> float | None:
-    """The accuracy of that answer; unknown for a mean over domains."""
+    """The accuracy of that answer; None for a score that does not say it."""
     if "majority_share" in found["accuracy"]:
         return mean.get("majority_share")
     return float(found["guessing"])

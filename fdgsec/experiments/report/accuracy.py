@@ -54,8 +54,19 @@ def own_domain_accuracy(document: Mapping[str, Any]) -> float | None:
     """The mean over the clients' own domains of the accuracy on their validation images, each domain counting once.
 
     `document` is that of `accuracy_document`; None where no client has validation images."""
-    values = [float(domain["value"]) for domain in document["per_domain"].values()]
-    return sum(values) / len(values) if values else None
+    return _mean_over_domains(document, "value")
+
+
+def own_domain_majority_share(document: Mapping[str, Any]) -> float | None:
+    """The mean over the clients' own domains of what always naming a domain's most frequent class reaches there.
+
+    None where a domain's is not known, or where no client has validation images."""
+    return _mean_over_domains(document, "majority_share")
+
+
+def _mean_over_domains(document: Mapping[str, Any], name: str) -> float | None:
+    values = [domain.get(name) for domain in document["per_domain"].values()]
+    return sum(map(float, values)) / len(values) if values and None not in values else None
 
 
 def steps_document(curve: Sequence[Mapping[str, float]]) -> dict[str, float] | None:

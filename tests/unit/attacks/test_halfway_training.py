@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from fdgsec.attacks.style_inversion import halfway as module
@@ -13,7 +14,7 @@ from fdgsec.attacks.style_inversion.halfway import Halfway, Moment
 from fdgsec.attacks.style_inversion.inverter import Schedule, fit_generator, fit_linear
 from fdgsec.attacks.style_inversion.inverter_gan import AdversarialOptions, fit_baseline, train_conditional
 from fdgsec.metrics.image_similarity import mse
-from fdgsec.runtime.checked_files import computed_anew
+from fdgsec.runtime.checked_files import SEAL_BYTES, computed_anew, remember
 from tests.support.quadrants import child_rng
 from tests.unit.attacks.test_style_inversion_gan import TINY, colored
 
@@ -152,6 +153,73 @@ def test_a_full_disk_is_said_once_and_stops_nothing(
 
     assert torch.equal(weights(trained), weights(unconditional(Halfway())))
     assert capsys.readouterr().err.count("cannot be kept") == 1
+
+
+@pytest.mark.usefixtures("always")
+def test_a_disk_that_was_full_once_is_written_again_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    written, halfway = list[Path](), Halfway(path=tmp_path / "network.halfway", key="key")
+
+    def full_once(path: Path, content: bytes, *, key: str) -> None:
+        written.append(path)
+        if len(written) == 3:
+            raise OSError(28, "No space left on device")
+        remember(path, content, key=key)
+
+    monkeypatch.setattr(module, "remember", full_once)
+    unconditional(halfway)
+    assert len(written) == 7
+    assert list(tmp_path.glob("*.halfway"))
+
+    halfway.forget()
+    assert not list(tmp_path.glob("*.halfway"))
+
+
+def test_what_cannot_be_removed_stops_nothing(tmp_path: Path):
+    Halfway(path=tmp_path, key="key").forget()
+
+    assert tmp_path.is_dir()
+
+
+def stored_moment(folder: Path) -> tuple[Path, dict[str, Tensor]]:
+    path = folder / "network.halfway"
+    with pytest.MonkeyPatch.context() as patched:
+        stopping(patched, 5)
+        with pytest.raises(KeyboardInterrupt):
+            unconditional(Halfway(path=path, key="key"))
+    return path, load(path.read_bytes()[:-SEAL_BYTES])
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda stored: stored.update({"/rng": torch.zeros(3, dtype=torch.uint8)}),
+        lambda stored: stored.update(step=torch.tensor(99)),
+        lambda stored: stored.update(step=torch.tensor([1, 2])),
+        lambda stored: [stored.pop(name) for name in list(stored) if name.endswith("exp_avg")],
+        lambda stored: stored.update({"drawing/optimizer.99.step": torch.zeros(())}),
+        lambda stored: [
+            stored.update({name: value.double()}) for name, value in stored.items() if "/optimizer" in name
+        ],
+        lambda stored: stored.update({"stranger/weight": torch.zeros(2)}),
+        lambda stored: stored.pop("/numbers"),
+    ],
+)
+def test_a_moment_that_is_not_whole_begins_anew(
+    change: Callable[[dict[str, Tensor]], object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    path, stored = stored_moment(tmp_path)
+    change(stored)
+    remember(path, save(stored), key="key")
+    with pytest.MonkeyPatch.context() as patched:
+        begun = stopping(patched, 100)
+        again = weights(unconditional(Halfway(path=path, key="key")))
+
+    assert len(begun) == 8
+    assert torch.equal(again, weights(unconditional(Halfway())))
+    assert "it is computed anew: it holds" in capsys.readouterr().err
 
 
 def test_another_networks_training_changes_nothing():

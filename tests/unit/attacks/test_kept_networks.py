@@ -117,6 +117,15 @@ def test_a_damaged_network_is_trained_again(capsys: pytest.CaptureFixture[str]):
     assert "its seal does not hold" in capsys.readouterr().err
 
 
+def test_what_a_stopped_process_left_is_removed_once_the_network_is_found():
+    kept(1.0, **everything())
+    (path,) = (cache_root() / FOLDER).iterdir()
+    path.with_suffix(".halfway").write_bytes(b"left by a process that was stopped after this network was finished")
+
+    assert kept(2.0, **everything()) == 1.0
+    assert list((cache_root() / FOLDER).iterdir()) == [path]
+
+
 def test_another_networks_weights_are_no_network():
     kept_network(lambda _: nn.Linear(2, 2), lambda: nn.Linear(2, 2), device=CPU, keeps=True, **everything())
 

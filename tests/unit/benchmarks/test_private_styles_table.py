@@ -7,12 +7,14 @@ import pytest
 from benchmarks import written_tables
 from benchmarks.private_styles_table import RESULTS, difference, table
 from fdgsec.experiments.bench.run_bench import stored
+from fdgsec.runtime.errors import DataError
 
 
-def row(arm: str, domain: str, value: float, n: int = 100) -> dict[str, Any]:
+def row(arm: str, domain: str, value: float, n: int = 100, *, seed: int = 0, steps: int = 40) -> dict[str, Any]:
     own = {"per_domain": {"art": {"value": 0.9, "n": 9}, "photo": {"value": 0.8, "n": 9}}}
     score = {"value": value, "low": value - 0.1, "high": value + 0.1, "n": n, **own}
-    return {"arm": arm, "domain": domain, "seed": 0, "accuracy": score, "processor_seconds": 90.0}
+    score["steps"] = {"per_client_and_round": steps, "total": 30 * steps}
+    return {"arm": arm, "domain": domain, "seed": seed, "accuracy": score, "processor_seconds": 90.0}
 
 
 def test_the_page_shows_the_stored_cells():
@@ -24,10 +26,10 @@ def test_the_page_shows_the_stored_cells():
 def test_a_difference_is_over_the_domains_that_both_arms_have():
     rows = [row("fedavg", "a", 0.5), row("fedavg", "b", 0.6), row("ccst", "a", 0.6), row("ccst", "c", 0.9)]
 
-    middle, low, high = difference(rows, "ccst")
+    found = difference(rows, "ccst")
 
     spread = ((0.25 + 0.24) / 100) ** 0.5
-    assert (middle, low, high) == pytest.approx((10, 10 - 195.9964 * spread, 10 + 195.9964 * spread))
+    assert found == pytest.approx((10, 10 - 195.9964 * spread, 10 + 195.9964 * spread))
 
 
 def test_an_arm_that_has_not_learned_its_own_domains_is_marked():
@@ -45,3 +47,33 @@ def test_an_arm_without_a_domain_has_no_mean():
 
     assert "| .500 [.40, .60], n = 100 | .600 [.50, .70], n = 100 | .550 | .850 |  | 2 |" in first
     assert "| .600 [.50, .70], n = 100 | - | - | .850 | +10.0 [-3.7, +23.7] | 2 |" in second
+
+
+def test_a_difference_is_between_cells_of_the_same_seed():
+    rows = [row("fedavg", "a", 0.5), row("ccst", "a", 0.5), row("ccst", "a", 0.9, seed=1)]
+
+    found = difference(rows, "ccst")
+
+    assert found is not None
+    assert found[0] == 0
+
+
+def test_two_settings_of_one_cell_are_refused():
+    with pytest.raises(DataError, match="several cells of fedavg, a, seed 0"):
+        table([row("fedavg", "a", 0.5), row("fedavg", "a", 0.9), row("ccst", "a", 0.6)])
+
+
+def test_unequal_steps_are_said():
+    assert "; 400 steps against 40" in table([row("fedavg", "a", 0.5), row("ccst", "a", 0.6, steps=400)])
+
+
+def test_without_a_shared_cell_there_is_no_difference():
+    assert "| - | 2 |" in table([row("fedavg", "b", 0.5), row("ccst", "a", 0.6)])
+    assert "| - | 2 |" in table([row("ccst", "a", 0.6)])
+
+
+def test_own_domains_are_unknown_where_a_cell_has_none():
+    bare = row("fedavg", "b", 0.5)
+    bare["accuracy"]["per_domain"] = {}
+
+    assert "| .500 | - |  | 2 |" in table([row("fedavg", "a", 0.5), bare])

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from fdgsec.cli.tables import print_claims, print_sweep
+from fdgsec.cli.tables import print_claims, print_seeds, print_sweep
 from fdgsec.experiments.bench.protocols import Protocol
 from fdgsec.experiments.bench.seeds import summary as seeds_summary
 from fdgsec.experiments.bench.seeds_page import page as seeds_page
@@ -146,7 +146,7 @@ def test_a_page_of_seeds_says_what_guessing_a_class_reaches(made: dict[str, str]
     assert report.guessing == pytest.approx(1 / len(cast(list[str], report.dataset["classes"])))
 
 
-def test_bars_of_seeds_start_at_the_share_of_the_most_frequent_class():
+def test_bars_of_seeds_start_at_the_share_of_the_most_frequent_class(capsys: pytest.CaptureFixture[str]):
     reports = [
         replace(one, accuracy={**(one.accuracy or {}), "majority_share": 0.208}) for one in (trained(), trained())
     ]
@@ -154,6 +154,21 @@ def test_bars_of_seeds_start_at_the_share_of_the_most_frequent_class():
 
     assert found["accuracy"]["majority_share"] == pytest.approx(0.208)  # type: ignore[index]
     assert "always naming the most frequent class of these images reaches .21" in seeds_page(found)
+    print_seeds(found, as_json=False, out=None)
+    said = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"\(unseen\).* 0\.208 ", said)
+
+
+def test_the_share_of_own_domains_is_the_mean_of_the_domains():
+    one = trained()
+    domains = {"art": {"value": 0.5, "majority_share": 0.2}, "photo": {"value": 0.7, "majority_share": 0.3}}
+    own = {**(one.accuracy or {}), "majority_share": 0.208, "per_domain": domains}
+    older = {**own, "per_domain": {**domains, "photo": {"value": 0.7}}}
+
+    known, unknown = (seeds_summary((0, 1), [replace(one, accuracy=each)] * 2) for each in (own, older))
+
+    assert known["own_domains"]["majority_share"] == pytest.approx(0.25)  # type: ignore[index]
+    assert "majority_share" not in unknown["own_domains"]  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(("dataset", "drawn"), [("shapes", True), ("swatches", True), ("pacs", False)])

@@ -214,6 +214,15 @@ def test_a_table_has_the_accuracy_of_always_naming_the_most_frequent_class():
     assert "| most frequent class | 25.8 | 20.8 | 23.3 |" in markdown(summary(TABLE, "shapes", rows, planned=2))
 
 
+def test_shares_of_the_most_frequent_class_are_averaged_over_the_cells_that_recorded_them():
+    rows = [row("fedavg", "photo", seed, 0.4) for seed in range(3)]
+    for each, share in zip(rows, (0.2, 0.3), strict=False):
+        each["accuracy"]["majority_share"] = share
+
+    for order in (rows, rows[::-1]):
+        assert "| most frequent class | 25.0 | 25.0 |" in markdown(summary(TABLE, "shapes", order, planned=3))
+
+
 def test_a_table_of_cells_without_shares_of_classes_has_no_such_line():
     assert "most frequent class" not in markdown(summary(TABLE, "shapes", [row("fedavg", "photo", 0, 0.4)], planned=1))
 

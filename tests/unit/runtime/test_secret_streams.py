@@ -24,6 +24,15 @@ def test_a_block_is_shake_256_of_key_names_and_counter():
     assert second != first
 
 
+@pytest.mark.parametrize("of", [bytearray, memoryview, lambda key: np.frombuffer(key, dtype=np.uint8)])
+def test_a_key_is_copied_whatever_holds_its_bytes(of: Any):
+    held = bytearray(KEY)
+    stream = SecretStream(of(held), "x")
+    held[:] = bytes(KEY_BYTES)
+
+    assert stream.child("y").uniform(2) == SecretStream(KEY, "x", "y").uniform(2)
+
+
 def test_every_bit_of_the_key_changes_every_draw():
     draws = {SecretStream(KEY, "x").uniform(2)}
     for bit in range(8 * KEY_BYTES):
