@@ -150,6 +150,11 @@ class DPFedAvg:
         noisy = noisy_together(shared, noise, distance=self.clip, rng=rng)
         return Protected(artifact=ModelState(state=state | _moved(received, noisy)), uses=self._uses(noise))
 
+    @property
+    def keeps_shares_apart(self) -> bool:
+        """True: the server changes models alone."""
+        return True
+
     def on_received(self, receipt: Receipt) -> Sequence[Upload]:
         """With a trusted server, replace every client's model by the noisy mean; record in the ledger what sums cost.
 

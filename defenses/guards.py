@@ -62,6 +62,13 @@ class Guards:
         """None: guards protect the computation, not privacy."""
         return ()
 
+    @property
+    def keeps_shares_apart(self) -> bool:
+        """Whether no shared artifact is replaced or moved by those of other clients."""
+        bounded = self.outlier is not None and self.on_outlier != "refuse"
+        replaced = self.norm is not None and self.on_outlier == "replace"
+        return self.acts_on == "models" or not (self.center != "none" or bounded or replaced)
+
     def check(self, method: Method) -> None:
         """Every method can be guarded."""
 

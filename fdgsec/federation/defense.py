@@ -197,6 +197,18 @@ class HasPolicy(Protocol):
 
 
 @runtime_checkable
+class KeepsSharesApart(Protocol):
+    """A filter that says whether what a client shares stays a function of that client's data alone.
+
+    Of one that says nothing it is taken that it does not."""
+
+    @property
+    def keeps_shares_apart(self) -> bool:
+        """False where the style of one client may come to depend on that of another."""
+        ...
+
+
+@runtime_checkable
 class Inspects(Protocol):
     """A defense of receivers: it inspects every message before it is used."""
 
@@ -267,6 +279,12 @@ class DefenseStack:
         """Give the server-side filters of the defenses: noise for a sum comes before whatever would change the sum."""
         acting = [defense for defense in self._receiving() if isinstance(defense, Filter)]
         return tuple(sorted(acting, key=lambda defense: isinstance(defense, Inspects)))
+
+    @property
+    def returns_shares(self) -> bool:
+        """Whether what a client shares may come back to it in what others shared: summed, centered, or bounded."""
+        apart = [isinstance(one, KeepsSharesApart) and one.keeps_shares_apart for one in self.filters]
+        return bool(self.policies) or not all(apart)
 
     def undone(self, artifact: Artifact) -> Artifact:
         """Undo the public part of the defenses, the last one first."""

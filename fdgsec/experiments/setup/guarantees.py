@@ -36,13 +36,17 @@ def guarantee_documents(
     assumptions += [CHOSEN, APART]
     if simulated:
         assumptions.append(SIMULATED)
-    returns = method.trains_on_own_releases
-    if returns:
+    own_return = method.trains_on_own_releases or defense_stack.returns_shares
+    if method.trains_on_own_releases:
         assumptions.append(
             f"{type(method).__name__}: what a client shares comes back into its own training; its model is no safer "
             "than that"
         )
-    own_return = returns or bool(defense_stack.policies)
+    elif own_return and any(entry.stage == "share" for entry in ledger.entries):
+        assumptions.append(
+            "the server changes shared artifacts by those of other clients, so that a client's own may come back into "
+            "its training; its model is no safer than that"
+        )
     try:
         found = ledger.guarantees(delta=delta, assumptions=assumptions, own_return=own_return)
     except (ValueError, ArithmeticError) as error:

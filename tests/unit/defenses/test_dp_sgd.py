@@ -9,15 +9,16 @@ import torch
 
 from fdgsec.defenses.dp_fedavg import DPFedAvg
 from fdgsec.defenses.dp_sgd import DPSGD
+from fdgsec.defenses.guards import Guards
 from fdgsec.experiments.run_config import build
 from fdgsec.experiments.setup.guarantees import guarantee_documents
 from fdgsec.federation.artifacts import GeneratorState, ModelState, Prototypes, Scores
-from fdgsec.federation.defense import Defense, DefenseStack, Outgoing, Sender
+from fdgsec.federation.defense import Defense, DefenseStack, Outgoing, Protected, Sender
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.method import NUMBERS, Blueprint, Client, Clock, GlobalModel, Method
 from fdgsec.federation.round_loop import RoundLoop
 from fdgsec.federation.stacked_methods import Stacked
-from fdgsec.federation.wire import Wire
+from fdgsec.federation.wire import Receipt, Upload, Wire
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fedalign_dp import FedAlignDP
 from fdgsec.methods.fedavg import FedAvg, detached
@@ -65,6 +66,24 @@ class Planless:
     trains_on_own_releases: bool = False
     reviews: str = "none"
     client_plan: None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchanging:
+    """A filter of somebody else's, which says nothing of what it does with shared styles."""
+
+    assumptions: tuple[str, ...] = ()
+
+    def check(self, method: Method) -> None:
+        """Every method."""
+
+    def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
+        """Nothing, where it is sent."""
+        return None
+
+    def on_received(self, receipt: Receipt) -> Sequence[Upload]:
+        """Whatever it likes."""
+        return receipt.uploads
 
 
 def promises(
@@ -184,6 +203,31 @@ def test_scores_that_choose_the_round_are_named_as_unprotected(clients: list[Cli
     assert run["epsilon"] is None
     assert run["uncovered"] == ["review/scores"]
     assert model["part"] == "model only"
+
+
+@pytest.mark.parametrize(
+    ("guards", "returns"),
+    [
+        (Guards(), False),
+        (Guards(norm=1e9, on_outlier="clip"), False),
+        (Guards(outlier=50.0), False),
+        (Guards(center="median", acts_on="models"), False),
+        (Guards(center="median", acts_on="styles"), True),
+        (Guards(outlier=3.0, on_outlier="clip"), True),
+        (Guards(outlier=3.0, on_outlier="replace"), True),
+        (Guards(norm=1e9, on_outlier="replace"), True),
+        (Exchanging(), True),
+    ],
+)
+@pytest.mark.medium
+def test_a_model_is_unprotected_where_the_server_mixes_its_own_unprotected_style_into_others(
+    guards: Defense, returns: bool, clients: list[Client]
+):
+    run, *parts = promises(CCST(plan=PLAN, k=1), clients[:3], DPSGD(epsilon=8.0), guards, rounds=1)
+
+    assert ("update/model" in run["uncovered"]) == returns  # type: ignore[operator]
+    assert [part["part"] for part in parts] == ([] if returns else ["model only"])
+    assert any("may come back into its training" in str(text) for text in _texts(run)) == returns
 
 
 @pytest.mark.medium
