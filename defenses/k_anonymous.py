@@ -22,7 +22,7 @@ from fdgsec.federation.artifacts import (
     StyleStatistics,
     renumbered,
 )
-from fdgsec.federation.defense import Outgoing, Protected
+from fdgsec.federation.defense import Outgoing, Protected, Sender
 from fdgsec.federation.method import Method
 from fdgsec.federation.public_clip_bounds import shared_rows
 from fdgsec.privacy.guarantees import RecordMixing
@@ -61,20 +61,30 @@ class KAnonymous:
     def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
         """Replace every row by the mean of its group; a pooled style is unchanged.
 
-        Raises WithheldError where fewer than k images are behind what would be released."""
+        Raises WithheldError where fewer than k images are behind what would be released, and UsageError where their
+        number is hidden by a guarantee."""
         artifact, sender = outgoing.artifact, outgoing.sender
         if isinstance(artifact, StyleStatistics | StyleDistribution):
-            self._check_count(len(sender.client.data), "images", sender.name)
+            self._check_images(sender)
             return Protected(artifact=artifact, uses=None)
         if not isinstance(artifact, ImageStyles | Amplitudes):
             return None
         if isinstance(artifact, Amplitudes) and shared_rows(sender.state, outgoing.name) is None:  # a mean spectrum
-            self._check_count(len(sender.client.data), "images", sender.name)
+            self._check_images(sender)
             return Protected(artifact=artifact, uses=None)
         rows = _rows(artifact)
         self._check_count(len(rows), "rows", sender.name)
         labels = random_groups(len(rows), self.k, rng) if self.groups == "random" else nearest_groups(rows, self.k)
         return Protected(artifact=renumbered(artifact, lambda _, value: group_means(value, labels)), uses=None)
+
+    def _check_images(self, sender: Sender) -> None:
+        if sender.hides_count:
+            raise UsageError(
+                "k-anonymous counts the images behind a mean, and what it would tell, the defense before it hides: how "
+                "many a client has. Leave k-anonymous out, or let the other one take neighbors=replace-one and "
+                "unit=record."
+            )
+        self._check_count(len(sender.client.data), "images", sender.name)
 
     def _check_count(self, count: int, of: str, client: str) -> None:
         if count < self.k:

@@ -63,7 +63,8 @@ StatisticSource = Callable[[DomainDataset, GlobalModel | None], RecordStatistic]
 class Sender:
     """A client as its own defenses see it: its name, images, state after the step, and the model that it received.
 
-    `trained` is the cost of this step's private trainer so far; None without one. A `sealed` sender has no data."""
+    `trained` is the cost of this step's private trainer so far; None without one. A `sealed` sender has no data; where
+    it `hides_count`, not even their number."""
 
     client: Client
     method: Method
@@ -73,6 +74,7 @@ class Sender:
     statistic_source: StatisticSource | None
     trained: Uses = None
     sealed: bool = False
+    hides_count: bool = False
 
     @property
     def name(self) -> str:
@@ -88,6 +90,14 @@ class Sender:
         client = replace(self.client, data=blank(self.client.data), validation=validation)
         state = {name: value for name, value in self.state.items() if name.endswith(SHARED_ROWS)}
         return replace(self, client=client, state=state, sealed=True)
+
+    @cached_property
+    def without_count(self) -> "Sender":
+        """The sender as post-processing sees it where a guarantee hides how many images it has: with none."""
+        sealed, nothing = self.without_data, torch.zeros(0, dtype=torch.int64)
+        validation = None if sealed.client.validation is None else sealed.client.validation.subset(nothing)
+        client = replace(sealed.client, data=sealed.client.data.subset(nothing), validation=validation)
+        return replace(sealed, client=client, hides_count=True)
 
     @cached_property
     def record_statistic(self) -> RecordStatistic:
@@ -342,10 +352,10 @@ class DefenseStack:
     def _defended(self, outgoing: Outgoing) -> tuple[Artifact, Uses]:
         artifact, sender = outgoing.artifact, outgoing.sender
         uses: Uses = None
-        acted = False
+        acted, hidden = False, False
         for number, defense in enumerate(self.defenses):
             mechanism = not {outgoing.stage, f"{outgoing.stage}/{outgoing.name}"}.isdisjoint(mechanism_on(defense))
-            seen = sender if mechanism and not acted else sender.without_data
+            seen = sender if mechanism and not acted else sender.without_count if hidden else sender.without_data
             given = replace(outgoing, artifact=artifact, sender=seen)
             rng = self._noise(sender.name, sender.clock, outgoing.stage, outgoing.name, number)
             protected = defense.on_message(given, rng)
@@ -362,6 +372,7 @@ class DefenseStack:
                     "stage; a mechanism names its stages in mechanism_on."
                 )
             artifact, acted = protected.artifact, True
+            hidden = hidden or (mechanism and _hides_count(defense))
             uses = protected.uses if mechanism else uses  # post-processing costs nothing more
         return artifact, uses
 
@@ -393,6 +404,11 @@ def _hides_size(costs: Mapping[str, Uses]) -> bool:
     """Tell whether a guarantee is about neighbors with different numbers of images."""
     uses = [use for cost in costs.values() for use in cost or ()]
     return any(use.unit == "client" or "add-remove" in use.sensitivity for use in uses)
+
+
+def _hides_count(defense: Defense) -> bool:
+    promise = defense.promise if isinstance(defense, PlansGuarantee) else None
+    return isinstance(promise, PlannedGuarantee) and promise.hides_count
 
 
 def blank(images: DomainDataset) -> DomainDataset:

@@ -8,6 +8,7 @@ from itertools import product
 import pytest
 import torch
 
+from fdgsec.defenses.k_anonymous import KAnonymous
 from fdgsec.experiments.run_config import RunConfig, defense_of
 from fdgsec.experiments.setup.defenses import statistic_source_of
 from fdgsec.federation.artifacts import Artifact, ImageStyles
@@ -162,6 +163,40 @@ def test_post_processing_sees_black_images_of_a_sender_and_no_state():
     assert math.isfinite(len(seen.client.data))
     with pytest.raises(UsageError, match="computes its release anew"):
         _ = seen.records
+
+
+@pytest.mark.parametrize("hides", ["neighbors=add-remove", "unit=client"])
+@pytest.mark.parametrize("k", [2, 10_000])
+def test_no_count_of_images_decides_what_leaves_where_a_guarantee_hides_it(hides: str, k: int):
+    first, later = defense_of(f"private-styles:epsilon=1,{hides}"), KAnonymous(k=k)
+
+    with pytest.raises(UsageError, match="the defense before it hides: how many a client has"):
+        sent(SENDING["pooled styles"], first, later)
+
+
+def test_rows_are_grouped_behind_a_guarantee_that_hides_the_number_of_images_and_not_that_of_rows():
+    client_level = defense_of("private-styles:epsilon=1,unit=client")
+
+    assert sent(SENDING["rows"], client_level, KAnonymous(k=2))[1].uses["styles"]
+
+
+@pytest.mark.parametrize(("options", "seen"), [("", 1), (",neighbors=add-remove", 0), (",unit=client", 0)])
+def test_post_processing_of_others_sees_no_count_that_a_guarantee_hides(options: str, seen: int):
+    counts: list[tuple[int, int]] = []
+
+    class Counting(Exemplar):
+        """Looks at how many images its sender has."""
+
+        def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
+            client = outgoing.sender.client
+            counts.append((len(client.data), 0 if client.validation is None else len(client.validation)))
+            return Protected(artifact=outgoing.artifact)
+
+    sent(SENDING["pooled styles"], defense_of(f"private-styles:epsilon=1{options}"), Counting())
+
+    own = four_clients()[0]
+    assert own.validation is not None
+    assert counts == [(seen * len(own.data), seen * len(own.validation))]
 
 
 def test_an_outgoing_artifact_reaches_post_processing_without_its_sender():
