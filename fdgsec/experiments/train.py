@@ -35,7 +35,7 @@ from fdgsec.experiments.setup.run_inputs import (
 )
 from fdgsec.federation.checkpoints import UNFINISHED, Checkpoints, rounds_in, size_of
 from fdgsec.federation.method import Client, GlobalModel, Method
-from fdgsec.federation.run_folder import check_replaceable, environment, new_folder, run_key
+from fdgsec.federation.run_folder import check_replaceable, environment, new_folder, reserved, run_key
 from fdgsec.nn.styles.encoders import code_sha256
 from fdgsec.nn.styles.image_styles import encoder_named
 from fdgsec.nn.training.test_time_adaptation import Tent, adaptation_named, prepare_for_tent
@@ -172,10 +172,27 @@ def train(
     `federation` runs the rounds: in this process, or on an engine whose clients have the same images. In this process
     every round is kept under `out` until the run is written, and an interrupted run goes on there, unless `fresh`.
     With `reuse`, which says by what engine runs are made, a finished one under `out` is read in place of another.
-    Raises UsageError where `out` holds an unfinished run with other settings."""
-    started = time.monotonic()
+    Raises UsageError where `out` holds an unfinished run with other settings, and InUseError where another process
+    writes there."""
     if out is not None:
         check_replaceable(out, "training")
+    with reserved(out):
+        return _trained(
+            config, data_root=data_root, out=out, progress=progress, federation=federation, fresh=fresh, reuse=reuse
+        )
+
+
+def _trained(
+    config: RunConfig,
+    *,
+    data_root: Path | None,
+    out: Path | None,
+    progress: Progressive,
+    federation: Federation,
+    fresh: bool,
+    reuse: str,
+) -> AttackReport:
+    started = time.monotonic()
     world, request, validation = training_inputs(config, data_root=data_root, progress=progress)
     unseen = unseen_images(world, config)
     adaptation = _adaptation(config, request.initial)

@@ -14,7 +14,7 @@ from fdgsec.experiments.report.schema import AttackReport
 from fdgsec.experiments.run_config import RunConfig
 from fdgsec.experiments.setup.run_federation import Federation, federate
 from fdgsec.experiments.train import train
-from fdgsec.federation.run_folder import check_goes_on
+from fdgsec.federation.run_folder import reserved
 from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.progress import Progressive
@@ -38,28 +38,20 @@ def train_seeds(
     Raises UsageError for fewer than two seeds, a seed named twice, or no rounds."""
     if len(seeds) < 2 or len(set(seeds)) != len(seeds) or not config.rounds:
         raise UsageError(f"several seeds need two or more, each once, and rounds to train; got {list(seeds)}.")
-    if out is not None:
-        check_goes_on(out, ("seeds.json", *(f"seed{seed}" for seed in seeds)))
-    reports = []
-    for number, seed in enumerate(seeds):
-        progress.update("seeds", number, len(seeds))
-        folder = None if out is None else out / f"seed{seed}"
-        again = replace(config, seed=seed)
-        reports.append(
-            train(
-                again,
-                data_root=data_root,
-                out=folder,
-                progress=progress,
-                federation=federation,
-                fresh=fresh,
-                reuse=engine,
-            )
-        )
-    found = summary(seeds, reports)
-    if out is not None:
-        write_atomic(out / "seeds.json", json.dumps(found, indent=1) + "\n")
-        write_atomic(out / "seeds.html", page(found))
+    with reserved(out, goes_on=("seeds.json", *(f"seed{seed}" for seed in seeds))):
+        reports = []
+        for number, seed in enumerate(seeds):
+            progress.update("seeds", number, len(seeds))
+            folder = None if out is None else out / f"seed{seed}"
+            report = train(
+                replace(config, seed=seed), data_root=data_root, out=folder, progress=progress, federation=federation,
+                fresh=fresh, reuse=engine,
+            )  # fmt: skip
+            reports.append(report)
+        found = summary(seeds, reports)
+        if out is not None:
+            write_atomic(out / "seeds.json", json.dumps(found, indent=1) + "\n")
+            write_atomic(out / "seeds.html", page(found))
     return found
 
 

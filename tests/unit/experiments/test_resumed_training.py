@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fdgsec.defenses.dp_fedavg import DPFedAvg
+from fdgsec.experiments.bench.seeds import train_seeds
 from fdgsec.experiments.flower.jobs import FlowerFederation
 from fdgsec.experiments.run_config import RunConfig, train_settings
 from fdgsec.experiments.setup.run_federation import FederationRun, RoundSettings, RunRequest, federate, run_rounds
@@ -20,8 +21,10 @@ from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.engines.state import MemoryStates
 from fdgsec.federation.method import Method
 from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.file_locks import InUseError
 from fdgsec.runtime.progress import NoProgress
 from fdgsec.runtime.secret_streams import new_key
+from tests.support.lock_holder import holder
 from tests.support.toy_federation import FULL_BATCH, PeerReviewed, PixelStyles, members, start
 
 SMALL = {"dataset": "shapes", "per_class": 3, "image_size": 32, "rounds": 3, "device": "cpu"}
@@ -281,3 +284,23 @@ def test_an_unfinished_local_run_is_not_overwritten_by_one_on_flower(tmp_path: P
     )  # fmt: skip
     with pytest.raises(UsageError, match="unfinished run of --engine local"):
         FlowerFederation(runner=never)(request)
+
+
+def one_seed(out: Path) -> object:
+    return train(settings("fedavg"), data_root=None, out=out, progress=NoProgress())
+
+
+def two_seeds(out: Path) -> object:
+    return train_seeds(settings("fedavg"), [0, 1], data_root=None, out=out, progress=NoProgress())
+
+
+@pytest.mark.parametrize("run", [one_seed, two_seeds])
+def test_a_folder_in_which_another_process_trains_is_left_alone(run: Callable[[Path], object], tmp_path: Path):
+    interrupted(settings("fedavg"), tmp_path / "out" / "seed0", after=1)
+    kept = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    held = tmp_path / "out" / "seed0" if run is one_seed else tmp_path / "out"
+
+    with holder(held), pytest.raises(InUseError, match="in use by another process"):
+        run(held)
+
+    assert {path: path.read_bytes() for path in kept} == kept
