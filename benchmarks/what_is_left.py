@@ -4,8 +4,9 @@
 
 Each case is `fdgsec attack` at 128 px with encoder `mini` (StableFDG: the first stage of the untrained tiny backbone;
 FedAlign: pixels), seed 0, profile quick, sketch unseen, and the attacks on whose data it is. Of each attack the row is
-kept that stands for it in the report (fdgsec.experiments.report.headlines). Reports go to runs/what-is-left, the rows
-to benchmarks/results/what-is-left.json. `fdgsec.experiments.report.remedies` quotes them on pages, and notebook 02
+kept that stands for it in the report (fdgsec.experiments.report.headlines), and behind a defense the same row, of the
+same measurement and slice, without it. Reports go to runs/what-is-left, the rows to
+benchmarks/results/what-is-left.json. `fdgsec.experiments.report.remedies` quotes them on pages, and notebook 02
 draws them."""
 
 import json
@@ -17,7 +18,9 @@ from typing import Any
 import fdgsec
 from benchmarks.written_tables import write_table
 from fdgsec.experiments.report.findings import finding_of
+from fdgsec.experiments.report.schema import AttackResult
 from fdgsec.experiments.report.words import MEASURE_WORDS, rate, short
+from fdgsec.metrics.measurement import Measurement
 
 RESULTS = Path(__file__).parent / "results" / "what-is-left.json"
 RUNS = Path("runs/what-is-left")
@@ -58,12 +61,14 @@ CASES = [
 ]  # fmt: skip
 
 
-def rows_of(case: Case, report: fdgsec.AttackReport) -> list[dict[str, Any]]:
-    """The row that stands for each attack of a report; an attack without one says so."""
+def rows_of(case: Case, report: fdgsec.AttackReport, bare: fdgsec.AttackReport) -> list[dict[str, Any]]:
+    """The row that stands for each attack of a report, with its value in the `bare` report of the same target without a
+    defense; an attack without one says so."""
     found = []
     for result in report.attacks:
         finding = finding_of(result)
         row = None if finding is None else finding.row
+        without = None if row is None else _same_row(row, next(one for one in bare.attacks if one.name == result.name))
         found.append({
             "target": case.target, "defense": case.defense, "assignments": list(case.assignments),
             "encoder": report.encoder, "attack": result.name,
@@ -71,26 +76,41 @@ def rows_of(case: Case, report: fdgsec.AttackReport) -> list[dict[str, Any]]:
             **({} if row is None else {
                 "measurement": row.name, "slice": dict(row.slice), "value": row.value, "low": row.low,
                 "high": row.high, "baseline": row.chance, "n": row.n,
+                "without": None if without is None else {"value": without.value, "n": without.n},
             }),
         })  # fmt: skip
     return found
 
 
+def _same_row(row: Measurement, result: AttackResult) -> Measurement | None:
+    """The measurement of another run with this one's name and slice; its metric is the best one for that run."""
+
+    def kind(one: Measurement, *left_out: str) -> tuple[str, dict[str, str]]:
+        return one.name, {key: value for key, value in one.slice.items() if key not in left_out}
+
+    exact = [one for one in result.measurements if kind(one) == kind(row)]
+    alike = [one for one in result.measurements if kind(one, "distance") == kind(row, "distance")]
+    return next(iter([*exact, *alike]), None)
+
+
 def in_words(rows: Sequence[Mapping[str, Any]], target: str, defense: str) -> str:
-    """What is left of a target behind a defense, with what the same attack reads without it; pages quote it."""
-    bare = {row["attack"]: row for row in rows if row["target"] == target and not row["defense"]}
+    """What is left of a target behind a defense, with the same row without it; pages quote it."""
     said = []
     for row in rows:
         if (row["target"], row["defense"]) != (target, defense) or row.get("value") is None:
             continue
         bounds = "" if row["low"] is None else f" [{short(row['low'])}, {short(row['high'])}]"
-        without = bare[row["attack"]]
-        name = "" if without["measurement"] == row["measurement"] else f"{_word(without)} "
         said.append(
-            f"{row['attack']}: {_word(row)} {rate(row['value'])}{bounds}, baseline {rate(row['baseline'])} (without it "
-            f"{name}{rate(without['value'])})"
+            f"{row['attack']}: {_word(row)} {rate(row['value'])}{bounds}, baseline {rate(row['baseline'])} "
+            f"({_without(row)})"
         )
     return "; ".join(said)
+
+
+def _without(row: Mapping[str, Any]) -> str:
+    """What the same row has without the defense."""
+    bare = row["without"]
+    return "not measured without it" if bare is None or bare["value"] is None else f"without it {rate(bare['value'])}"
 
 
 def _word(row: Mapping[str, Any]) -> str:
@@ -113,12 +133,24 @@ def _cell(row: Mapping[str, Any] | None) -> str:
         return ""
     bounds = "" if row["low"] is None else f" [{short(row['low'])}, {short(row['high'])}]"
     verdict = row["verdict"].partition(":")[0]
-    return f"{_word(row)} {rate(row['value'])}{bounds}, baseline {rate(row['baseline'])}, n = {row['n']:,}: {verdict}"
+    without = f"; {_without(row)}" if row["defense"] else ""
+    return (
+        f"{_word(row)}{_of(row)} {rate(row['value'])}{bounds}, baseline {rate(row['baseline'])}, n = {row['n']:,}: "
+        f"{verdict}{without}"
+    )
+
+
+def _of(row: Mapping[str, Any]) -> str:
+    """Of which images two linked releases are."""
+    if row["attack"] != "linkage":
+        return ""
+    return " (the same images twice)" if row["slice"].get("data") == "the same" else " (other images)"
 
 
 def main() -> None:
     """Run the cases that are not there yet, and write the rows of all."""
     rows: list[dict[str, Any]] = []
+    bare: dict[str, fdgsec.AttackReport] = {}
     for case in CASES:
         folder = RUNS / case.name
         if folder.is_dir():
@@ -128,8 +160,9 @@ def main() -> None:
                 case.target, dataset="pacs", image_size=128, attacks=case.attacks, out=folder,
                 defenses=(case.defense,) if case.defense else (), assignments=case.assignments,
             )  # fmt: skip
-        rows += rows_of(case, report)
-        print(case.name, *(f"{row['attack']}: {row.get('value')} ({row['verdict']})" for row in rows_of(case, report)))
+        more = rows_of(case, report, bare.setdefault(case.target, report))  # the first case of a target has no defense
+        rows += more
+        print(case.name, *(f"{row['attack']}: {row.get('value')} ({row['verdict']})" for row in more), flush=True)
         RESULTS.write_text(json.dumps({"cases": len(CASES), "rows": rows}, indent=1) + "\n")
     write_table("results.md", "what is left", table(rows))
 

@@ -240,7 +240,7 @@ def _lookup_answers(
         case = cases[number]
         rows = torch.cat(case.released(), dim=1)
         rows = rows if ring is None or not len(rows) else rows[derangement(len(rows), ring)]
-        kind = {"rows": case.question.replace("_", " ")}
+        kind = {"rows": case.question}
         if knowledge.encoder == Pixels.name and len(rows):
             likely = (
                 rows if metric is None else metric.likely(rows, _styles(_public(case.domain, knowledge), knowledge))

@@ -127,7 +127,7 @@ def _lookups(
         look, whiten, defense_noise = looks[size]
         rows = look.rows(case)
         rows = rows if ring is None else rows[derangement(len(rows), ring)]
-        kind = case.question.replace("_", " ")
+        kind = case.question
         for variant in (*TRANSFORMS, *(COPIES if case.question == "released" and ring is None else ())):
             copy = variant if variant in COPIES else "known"
             key = (id(case.candidates), size, copy)

@@ -23,7 +23,7 @@ def rows(defense: str, *, name: str, **where: str) -> Sequence[Measurement]:
 
 @pytest.mark.medium
 def test_two_bits_hide_neither_the_image_behind_a_row_nor_its_membership(own_cache: object):
-    ranked = rows("quantize:bits=2", name="top1", rows="as if released", transform="known")
+    ranked = rows("quantize:bits=2", name="top1", rows="as_if_released", transform="known")
     members = rows("quantize:bits=2", name="auc", question="released image", look="whole image")
 
     assert ranked

@@ -73,9 +73,9 @@ def test_everything_that_was_planted_is_found(seed: int):
     assert all(float(rows["relative_error", size, "4", "client size"].value or 0) < 0.06 for size in ("20", "40"))
     assert rows["relative_error", "20", "4", "client size"].chance == pytest.approx(2 ** (3 / 5) - 1, abs=0.05)
     assert rows["relative_error", "40", "4", "client size"].high is None  # three clients have no interval
-    assert float(rows["top1", "as if released", "palette"].value or 0) > 0.9
-    assert rows["palette_emd_gain", "as if released", "public median"].leaks
-    assert rows["median_rank", "as if released", "neighbors"].leaks
+    assert float(rows["top1", "as_if_released", "palette"].value or 0) > 0.9
+    assert rows["palette_emd_gain", "as_if_released", "public median"].leaks
+    assert rows["median_rank", "as_if_released", "neighbors"].leaks
     assert rows["lag1_p_value",].value == 1 / 1000
 
 
@@ -117,8 +117,8 @@ def test_foreign_images_published_over_rounds_expose_nobody():
         planted_control, rng = planted(seed % 4), stream(seed, "attack", "foreign")
         cases = [blank(case, rng) for case in planted_control.cases]
         rows = measured(ATTACK.run(cases, planted_control.knowledge, rng), replace(planted_control, cases=cases), seed)
-        told = [("exposed_fraction", "20", "4"), ("exposed_fraction", "40", "4"), ("top1", "as if released", "palette"),
-                ("median_rank", "as if released", "neighbors"), ("palette_emd_gain", "as if released", "public median")]  # fmt: skip
+        told = [("exposed_fraction", "20", "4"), ("exposed_fraction", "40", "4"), ("top1", "as_if_released", "palette"),
+                ("median_rank", "as_if_released", "neighbors"), ("palette_emd_gain", "as_if_released", "public median")]  # fmt: skip
         alarms += sum(rows[name].leaks for name in told)
 
     assert alarms <= 10  # of 100; P(more | 5%) = 1.1%
@@ -222,7 +222,7 @@ def test_fedaligns_pool_exposes_one_minus_a_power_of_the_images_and_its_order_sa
     order = [row for row in rows if row.name == "median_rank" and row.slice.get("by") == "neighbors"]
     assert not [row for row in order if row.leaks]
     palette = [row for row in rows if row.name == "palette_emd_gain" and row.slice["over"] == "public median"]
-    assert all(row.leaks for row in palette if row.slice["rows"] == "as if released")
+    assert all(row.leaks for row in palette if row.slice["rows"] == "as_if_released")
 
 
 def test_a_truth_about_pools_without_images_is_unavailable():
@@ -234,7 +234,7 @@ def test_a_truth_about_pools_without_images_is_unavailable():
         replace(planted_control, truths=truths),
     )
 
-    assert "no true image" in str(rows["palette_emd", "as if released"].unavailable)
+    assert "no true image" in str(rows["palette_emd", "as_if_released"].unavailable)
     assert isinstance(truths[-1], Truth)
 
 
@@ -262,7 +262,7 @@ def test_behind_noise_rows_are_compared_in_its_metric():
     for size in ("20", "40"):
         exposed = {name: rows["exposed_fraction", size, "4"].value for name, rows in found.items()}
         assert (exposed["aware"] or 0) > (exposed["not"] or 0) + 0.05
-    emd = {name: rows["palette_emd", "as if released"].value for name, rows in found.items()}
+    emd = {name: rows["palette_emd", "as_if_released"].value for name, rows in found.items()}
     assert (emd["aware"] or 0) < (emd["not"] or 0)
     assert "distinct_fraction" in {key[0] for key in found["not"]}
     assert "distinct_fraction" not in {key[0] for key in found["aware"]}  # noise tells copies of a row apart

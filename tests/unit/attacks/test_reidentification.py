@@ -93,7 +93,7 @@ def test_copies_are_made_for_the_runs_own_rows_only():
 
     guess = ATTACK.run([case], planted_control.knowledge, stream(0, "attack"))
 
-    assert [dict(a.slice) for a in guess] == [{"rows": "as if released", "transform": v} for v in TRANSFORMS]
+    assert [dict(a.slice) for a in guess] == [{"rows": "as_if_released", "transform": v} for v in TRANSFORMS]
 
 
 def test_equal_candidates_share_the_credit():
