@@ -24,7 +24,7 @@ from fdgsec.federation.participation import ClientFailedError, Failure, RoundPar
 from fdgsec.federation.replies_in_turn import answers_of, contents_of, received_update, sent_artifacts
 from fdgsec.federation.reply_checks import SCORES, differing_replies, objection, select_scores
 from fdgsec.federation.server_needs import aggregation_of
-from fdgsec.federation.wire import SERVER, Message, Upload, Wire
+from fdgsec.federation.wire import CLIENTS, SERVER, Message, Upload, Wire
 from fdgsec.runtime.errors import ArtifactError, UsageError, message_line
 from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.secret_streams import SecretStream
@@ -37,12 +37,13 @@ STAGES: Mapping[Step, str] = {"share": "share", "fit": "update", "review": "revi
 
 @dataclass(frozen=True, kw_only=True)
 class RoundReport:
-    """Summary of one round, for progress lines and curves."""
+    """Summary of one round, for progress lines and curves: `metrics` by sender, which may stand for all `clients`."""
 
     round: int
     rounds: int
     metrics: Mapping[str, Mapping[str, float]]
     server: State
+    clients: int
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -302,7 +303,10 @@ class RoundLoop:
             server = self.method.weigh(reviews, server=server, clock=attendance.clock)
         if self.on_round is not None:
             metrics = {name: update.metrics for name, update in updates.items()}
-            report = RoundReport(round=clock.round, rounds=self.rounds, metrics=metrics, server=server)
+            report = RoundReport(
+                round=clock.round, rounds=self.rounds, metrics=metrics, server=server,
+                clients=len(attendance.present) if CLIENTS in metrics else len(metrics),
+            )  # fmt: skip
             self.on_round(report, model)
         return model, server
 

@@ -61,6 +61,7 @@ def summary(seeds: Sequence[int], reports: Sequence[AttackReport]) -> dict[str, 
     method, dataset = reports[0].method, reports[0].dataset
     return {
         "schema": 1, "method": method, "dataset": dataset["name"], "seeds": list(seeds),
+        "defenses": [str(one["name"]) for one in reports[0].defenses],
         "guessing": reports[0].guessing, **_means(reports), "runs": runs,
     }  # fmt: skip
 

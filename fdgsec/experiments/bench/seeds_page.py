@@ -6,7 +6,7 @@ from typing import Any
 from fdgsec.experiments.bench.web_page import mean_in_words, score_bar
 from fdgsec.experiments.report.findings import PROCEDURAL
 from fdgsec.experiments.report.pages import page as filled
-from fdgsec.experiments.report.words import rate
+from fdgsec.experiments.report.words import behind, rate
 
 Row = Mapping[str, Any]
 
@@ -24,7 +24,8 @@ def page(found: Row) -> str:
 def sentence(found: Row) -> str:
     """What the method reaches on the unseen domain, in how many seeds."""
     drawn = " (procedural images: no finding)" if found["dataset"] in PROCEDURAL else ""
-    reached = f"{found['method']} reaches accuracy {mean_in_words(found['accuracy'])} on {found['unseen_domain']}"
+    who = f"{found['method']}{behind(found.get('defenses', ()))}"
+    reached = f"{who} reaches accuracy {mean_in_words(found['accuracy'])} on {found['unseen_domain']}"
     guessing = f"{_constant(found)} reaches {rate(found['accuracy'].get('majority_share', found['guessing']))}"
     return f"{reached}, which no client has{drawn}: the mean over {len(found['seeds'])} seeds; {guessing}."
 

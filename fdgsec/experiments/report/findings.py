@@ -14,6 +14,7 @@ from fdgsec.experiments.report.schema import COULD_NOT_RUN, AttackReport, Attack
 from fdgsec.experiments.report.text import undecided_by
 from fdgsec.experiments.report.words import (
     ADVERSARY_WORDS,
+    behind_in_words,
     listed,
     measured,
     numbers,
@@ -262,15 +263,15 @@ def _sentence(report: AttackReport, answers: Sequence[Answer]) -> str:
 
 def _trained(report: AttackReport) -> str:
     if report.accuracy is None:
-        return f"Not tested: {report.method} trained nothing, and no attack was run."
+        return f"Not tested: {report.method}{behind_in_words(report)} trained nothing, and no attack was run."
     found = report.accuracy
     bounds = f"[{short(_float(found, 'low'))}, {short(_float(found, 'high'))}]"
     about = f"{short(_float(found, 'value'))} {bounds} accuracy on the unseen domain {found['unseen_domain']}"
     mechanics = " (procedural images: no finding)" if str(report.dataset["name"]) in PROCEDURAL else ""
     constant = majority_in_words(found)
     return (
-        f"{report.method} reaches {about}, n = {found['n']}{mechanics}{constant}; privacy was not tested: no attack "
-        "was run."
+        f"{report.method}{behind_in_words(report)} reaches {about}, n = {found['n']}{mechanics}{constant}; privacy was "
+        "not tested: no attack was run."
     )
 
 
@@ -302,11 +303,13 @@ def _said(report: AttackReport, answers: Sequence[Answer]) -> str:
         ran = [result for result in report.attacks if result.status == "done"]
         if ran:
             told = "".join(f"; {clause}" for clause in _stopped(report))
-            return f"Undecided for {scope_in_words(report)}: {undecided_by(ran)}{told}."
+            name = f"{scope_in_words(report)}{behind_in_words(report)}"
+            return f"Undecided for {name}: {undecided_by(ran)}{told}."
         stopped = _stopped(report)
         if stopped:
             return f"Not tested: {'; '.join(stopped)}."
-        return f"Not tested: none of the attacks ({len(report.attacks)}) applies to what {report.target} sends."
+        sends = f"{report.target} sends{behind_in_words(report)}"
+        return f"Not tested: none of the attacks ({len(report.attacks)}) applies to what {sends}."
     return _no_leak(report, [finding for answer in answers for finding in answer.findings], failures)
 
 
@@ -347,15 +350,13 @@ def _leak(report: AttackReport, flagged: Sequence[Answer]) -> str:
 
 def _who(report: AttackReport) -> str:
     name = next((str(result.adversary.get("name", "")) for result in report.attacks), "")
-    defenses = [str(defense["name"]) for defense in report.defenses]
-    behind = f" behind {listed(defenses)}" if defenses else ""
     adversary = ADVERSARY_WORDS.get(name, f"the adversary {name}")
-    return f"from {released_words(report)} ({scope_in_words(report)}){behind}, {adversary}"
+    return f"from {released_words(report)} ({scope_in_words(report)}){behind_in_words(report)}, {adversary}"
 
 
 def _no_leak(report: AttackReport, findings: Sequence[Finding], failures: Sequence[str]) -> str:
     """The sentence where no finding holds: the weakest word that is true of all of them."""
-    name = scope_in_words(report)
+    name = f"{scope_in_words(report)}{behind_in_words(report)}"
     spoiled = [one for one in findings if one.spoiled and one.row.leaks]
     by_size = {size: [one for one in findings if one.size == size] for size in dict.fromkeys(f.size for f in findings)}
     flagged = sum(one.flagged - one.row.leaks for one in findings)

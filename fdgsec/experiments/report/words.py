@@ -4,6 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from fdgsec.federation.wire import CLIENTS
+
 if TYPE_CHECKING:
     from fdgsec.experiments.report.schema import AttackReport
     from fdgsec.metrics.measurement import Measurement
@@ -34,7 +36,7 @@ KIND_WORDS: Mapping[str, str] = {
     "HeadGradient": "gradients of the classifier's head",
     "GeneratorState": "generators",
     "ModelState": "models",
-    "Scores": "scores of other clients' models",
+    "Scores": "a few numbers (weights, metrics, scores)",
 }
 """Kinds of artifacts in words."""
 PLURALS: Mapping[str, str] = {
@@ -137,8 +139,27 @@ def kinds_sent(report: "AttackReport") -> list[str]:
 
 
 def released_words(report: "AttackReport") -> str:
-    """What the target sends, in words: `one pooled style per client`."""
-    return listed([KIND_WORDS.get(kind, kind) for kind in kinds_sent(report)]) or "what it sends"
+    """What the target sends, in words: `one pooled style per client`; of what clients send, where their sum arrives,
+    `the sum over clients of pooled styles`."""
+    senders: dict[str, set[str]] = {}
+    for row in report.artifacts:
+        senders.setdefault(str(row["kind"]), set()).add(str(row["sender"]))
+    said = [
+        f"the sum over clients of {kind_in_words(kind)}" if CLIENTS in senders.get(kind, ()) else
+        KIND_WORDS.get(kind, kind)
+        for kind in kinds_sent(report)
+    ]  # fmt: skip
+    return listed(said) or "what it sends"
+
+
+def behind_in_words(report: "AttackReport") -> str:
+    """The defenses, as an ending: ` behind style-noise and quantize`; empty without any."""
+    return behind([str(defense["name"]) for defense in report.defenses])
+
+
+def behind(defenses: Sequence[str]) -> str:
+    """The names of defenses as an ending; empty without any."""
+    return f" behind {listed(list(defenses))}" if defenses else ""
 
 
 def scope_in_words(report: "AttackReport") -> str:

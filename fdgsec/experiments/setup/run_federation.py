@@ -87,8 +87,8 @@ class _Keeper:
         if losses:  # private training reports no losses
             point["loss"] = sum(losses) / len(losses)
         steps = [metrics["steps"] for metrics in report.metrics.values() if "steps" in metrics]
-        if steps and len(steps) == len(report.metrics):
-            point |= {"steps": sum(steps), "clients": float(len(steps))}
+        if steps and len(steps) == len(report.metrics):  # of a sum, the mean by the clients' weights
+            point |= {"steps": sum(steps) * report.clients / len(steps), "clients": float(report.clients)}
         accuracy = report.server.get("validation_accuracy")
         if accuracy is not None:
             point["validation_accuracy"] = float(accuracy)

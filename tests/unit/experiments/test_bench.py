@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 import torch
 
+from fdgsec.defenses.secure_aggregation import SecureAggregation
 from fdgsec.experiments.bench import run_bench as verb
 from fdgsec.experiments.bench.protocols import Protocol
 from fdgsec.experiments.bench.run_bench import BenchRequest, bench, plan, traffic
 from fdgsec.experiments.bench.tables import latex, markdown, mean_of, spreadsheet, summary
 from fdgsec.experiments.report.schema import AttackReport
-from fdgsec.experiments.run_config import RunConfig
+from fdgsec.experiments.run_config import RunConfig, train_settings
+from fdgsec.experiments.train import train
 from fdgsec.runtime.errors import DataError, UsageError
 from fdgsec.runtime.progress import NoProgress
 
@@ -317,3 +319,17 @@ def timeless(found: Mapping[str, Any]) -> str:
             for name, arm in found["arms"].items()
         }
     )
+
+
+@pytest.mark.medium
+def test_steps_behind_a_sum_are_those_of_all_clients():
+    given = {"dataset": "shapes", "per_class": 3, "image_size": 32, "rounds": 2, "device": "cpu"}
+    plain, summed = (
+        train_settings("fedavg", {**given, "defenses": defenses}) for defenses in ((), (SecureAggregation(),))
+    )
+
+    one, other = (train(each, data_root=None, out=None, progress=NoProgress()) for each in (plain, summed))
+
+    assert one.accuracy is not None
+    assert other.accuracy is not None
+    assert other.accuracy["steps"] == one.accuracy["steps"]

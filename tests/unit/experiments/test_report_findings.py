@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -11,9 +11,10 @@ from fdgsec.experiments.report.findings import Findings, findings_of
 from fdgsec.experiments.report.headlines import DESCRIPTIVE, HEADLINES, LEFT_OUT
 from fdgsec.experiments.report.schema import AttackReport, AttackResult
 from fdgsec.experiments.report.stored import report_of
-from fdgsec.experiments.report.words import encoder_in_words, percent, rate, short
+from fdgsec.experiments.report.words import encoder_in_words, percent, rate, released_words, short
 from fdgsec.metrics.measurement import Control, Measurement
 from fdgsec.runtime.registry import ATTACKS
+from fdgsec.threats.attack import QuestionKind
 
 STYLE = {
     "round": 0, "stage": "share", "sender": "client:0", "receiver": "server", "kind": "StyleStatistics", "bytes": 8,
@@ -309,6 +310,40 @@ def test_attacks_that_are_not_adapted_to_a_defense_say_so():
 
     assert findings.sentence.startswith("Not known: attacks on ccst-overall")
     assert "do not take row-clip into account" in findings.sentence
+
+
+@pytest.mark.parametrize(
+    "attacks",
+    [[("membership", CALM)], [("linkage", WIDE)], [("membership", MEMBERS)], [("linkage",)], []],
+    ids=["no leak", "undecided", "leak", "nothing measured", "trained alone"],
+)
+def test_every_sentence_names_the_defenses(attacks: list[tuple[Any, ...]]):
+    defenses = [{"name": name, "options": {}} for name in ("private-styles", "quantize")]
+    accuracy = {"unseen_domain": "sketch", "value": 0.42, "low": 0.38, "high": 0.46, "n": 420}
+
+    sentence = found(*(done(*each) for each in attacks), defenses=defenses, accuracy=accuracy).sentence
+
+    assert " behind private-styles and quantize" in sentence
+
+
+def test_weights_and_metrics_are_no_scores_of_other_clients_models():
+    sent = [{"kind": "Scores", "sender": "client:0", "receiver": "server"}]
+
+    assert released_words(report([], artifacts=sent)) == "a few numbers (weights, metrics, scores)"
+
+
+def test_what_arrives_as_a_sum_is_said_to_be_one():
+    sent = [{"kind": "StyleStatistics", "sender": "clients", "receiver": "server"}]
+
+    assert released_words(report([], artifacts=sent)) == "the sum over clients of pooled styles"
+
+
+def test_rows_that_a_headline_asks_for_are_named_as_attacks_name_them():
+    asked = {
+        str(choice.where["rows"]) for one in HEADLINES.values() for choice in one.choices if "rows" in choice.where
+    }
+
+    assert asked <= set(get_args(QuestionKind))
 
 
 def test_shapes_are_mechanics_and_no_finding():
