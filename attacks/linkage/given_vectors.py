@@ -42,6 +42,8 @@ def link_releases(population: Population, ring: torch.Generator | None = None) -
     if not known.unchanged:
         scaled = _standardized(numbers, torch.stack([numbers[n] for n in second]))
         distances["standardized"] = euclidean_distances(scaled, seen, second)
+        apart = _standardized_apart(numbers, [first, second])
+        distances["standardized apart"] = euclidean_distances(apart, seen, second)
     answers: list[Answer] = []
     for name, apart in distances.items():
         answers += rankings(known, {"distance": name, "noise": "none"}, apart, descriptive=known.unchanged)
@@ -92,6 +94,17 @@ def _standardized(numbers: Mapping[int, Tensor], of: Tensor) -> Mapping[int, Ten
     spread = of.std(0, correction=1)
     varies = spread > 0
     return {n: value[varies] / spread[varies] for n, value in numbers.items()}
+
+
+def _standardized_apart(numbers: Mapping[int, Tensor], releases: Sequence[Sequence[int]]) -> Mapping[int, Tensor]:
+    """Each coordinate about its mean in its own release, in standard deviations there: what drifts for all clients
+    alike is taken away. Coordinates that do not vary in some release are left out."""
+    rows = [torch.stack([numbers[n] for n in release]) for release in releases]
+    varies = torch.stack([part.std(0, correction=1) > 0 for part in rows]).all(0)
+    placed = [(part - part.mean(0))[:, varies] / part.std(0, correction=1)[varies] for part in rows]
+    return {
+        n: row for release, part in zip(releases, placed, strict=True) for n, row in zip(release, part, strict=True)
+    }
 
 
 def independent_coordinates(second: Tensor, variance: float) -> PairedReleases | None:

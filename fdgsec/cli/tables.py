@@ -10,6 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from fdgsec.experiments.bench.web_page import possible
 from fdgsec.experiments.claims.tables import deciding, measured, mechanics, median_seed, otherwise
 from fdgsec.experiments.report.text import number
 from fdgsec.experiments.run_config import RunConfig
@@ -70,7 +71,7 @@ def print_seeds(found: Mapping[str, Any], *, as_json: bool, out: Path | None) ->
         (
             name,
             f"{mean['value']:.3f}",
-            f"[{mean['low']:.3f}, {mean['high']:.3f}]",
+            "" if mean["low"] is None else "[{low:.3f}, {high:.3f}]".format(**possible(mean)),
             *([f"{mean['majority_share']:.3f}" if "majority_share" in mean else ""] if shares else []),
             str(mean["n"]),
         )

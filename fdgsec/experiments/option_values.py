@@ -132,5 +132,7 @@ def parse_assignments(items: Sequence[str]) -> dict[str, Any]:
             node = node.setdefault(parent, {})
             if not isinstance(node, dict):
                 raise UsageError(f"--set gives {parent} a value and options of its own; got {item!r}.")
+        if last in node:
+            raise UsageError(f"--set gives {path} twice; give it once.")
         node[last] = parse_value(text)
     return result

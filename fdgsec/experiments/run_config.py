@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
@@ -52,6 +53,8 @@ __all__ = [
 T = TypeVar("T")
 P = ParamSpec("P")
 TABLES = ("experiment", "method", "with", "run", "attacks")
+SKEWED = ("dirichlet", "lambda")
+"""Partitions that have a heterogeneity."""
 Profile = Literal["quick", "full"]
 Keep = Literal["artifacts", "models=last", "models=all"]
 
@@ -125,6 +128,8 @@ class RunConfig:
             )
         if self.seed < 0:
             raise UsageError(f"seed must be at least 0; got {self.seed}.")
+        if not 0 <= self.heterogeneity < math.inf:
+            raise UsageError(f"heterogeneity must be a finite number of at least 0; got {self.heterogeneity}.")
         if self.norm == "frozen" and not self.pretrained:
             raise UsageError(
                 "norm=frozen keeps the batch norms of pretrained weights as they are; add --pretrained, or use another."
@@ -179,6 +184,8 @@ def defense_of(given: str | Defense) -> Defense:
         option, equals, value = item.partition("=")
         if not equals or not option:
             raise UsageError(f"--defense expects NAME:option=value,...; got {item!r} in {given!r}.")
+        if option.strip() in options:
+            raise UsageError(f"{given!r} gives {option.strip()} twice; give it once.")
         options[option.strip()] = parse_value(value.strip())
     defense: Defense = made("defenses", name, options, where=f"defense {name}")
     return defense
@@ -279,6 +286,10 @@ def resolve_settings(
     stored = loaded.get("run", {}).get("preset", "") if (preset or "").endswith(".json") else preset
     tables = {"options": options, "local_options": on_top, "preset": stored or "", "attack_options": chosen}
     run = merged(defaults, loaded.get("run", {}), stated, extra.pop("run", {}), extra, tables)
+    if stated.get("heterogeneity") is not None and run.get("partition") not in SKEWED:
+        raise UsageError(
+            f"heterogeneity acts in partitions {' and '.join(SKEWED)}; add --partition {SKEWED[0]}, or leave it out."
+        )
     for shared in ("encoder", "style_size"):  # the adversary's encoder and image size are the method's own
         if shared in options and given.get(shared) is None:
             run[shared] = options[shared]
@@ -396,4 +407,5 @@ def attack_settings(
     for attacked in config.attack_options:
         if attacked not in names("attacks"):
             raise unknown_name("attack", attacked, names("attacks"))
+        made("attacks", attacked, config.attack_options[attacked], where=f"attack {attacked}")  # checked, run or not
     return config

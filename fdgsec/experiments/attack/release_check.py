@@ -3,9 +3,12 @@
 Attacks on styles take a pooled release for the mean of a per-image statistic, and a row for the statistic of one image
 (`Knowledge.released_statistic` of `Knowledge.statistics`). Where the target sends anything else (another scale,
 medians, another encoder), they find nothing however much it leaks. Therefore the target's own `share` is run on images
-of a client, undefended, and compared with that statistic before an attack is believed."""
+of a client, undefended, and compared with that statistic before an attack is believed; and twice, with other random
+numbers and under another name, because noise far below the length of a mean is far above what its images' means differ
+by in most directions, and attacks account for noise only where a defense adds it."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -23,6 +26,8 @@ from fdgsec.runtime.random_streams import stream
 
 AGREEMENT = 0.005
 """Largest relative L2 distance between a release and the statistic: HW against HW - 1 on small feature maps."""
+REPEATED = 1e-6
+"""Largest relative L2 distance between two releases of the same images: rounding to float32."""
 AT_ONCE = 64
 """Images whose spectra are held at a time."""
 POOLED = (StyleStatistics, StyleDistribution)
@@ -47,6 +52,14 @@ def foreign_releases(
         return {}
     rng = stream(0, "world", "release check")
     sent, state = method.share(client, model=model, state={}, clock=clock, rng=rng)
+    other = next((name for name in clock.participants if name != client.name), client.name)
+    again, _ = method.share(
+        replace(client, name=other),
+        model=model,
+        state={},
+        clock=clock,
+        rng=stream(0, "world", "release check", "again"),
+    )
     records = released_statistic.records(statistics(client.data))
     found: dict[str, str] = {}
     kinds = {artifact.kind for artifact in sent.values()}
@@ -68,6 +81,8 @@ def foreign_releases(
             reason = difference(slot, artifact, MeanSpectra(), spectra_of_images(images, artifact), order)
         else:
             reason = difference(slot, artifact, released_statistic, records, shown)
+        if isinstance(artifact, POOLED):
+            reason = reason or _noise(slot, artifact, again.get(slot))
         if reason:
             found[artifact.kind] = found["StyleBank"] = reason
     return found
@@ -90,6 +105,20 @@ def several_releases(sent: Mapping[str, Artifact]) -> Mapping[str, Sequence[str]
         if isinstance(artifact, ROWS + POOLED):
             found.setdefault(artifact.kind, []).append(slot)
     return {kind: slots for kind, slots in found.items() if not all(_same(sent[slots[0]], sent[one]) for one in slots)}
+
+
+def _noise(slot: str, first: Artifact, other: Artifact | None) -> str:
+    """Why two pooled releases of the same images show noise; empty where they are equal but for rounding."""
+    mine, theirs = first.tensors(), {} if other is None else other.tensors()
+    if mine.keys() == theirs.keys() and all(value.shape == theirs[name].shape for name, value in mine.items()):
+        apart = sum(float((value.double() - theirs[name].double()).square().sum()) for name, value in mine.items())
+        length = sum(float(value.double().square().sum()) for value in mine.values())
+        if apart <= REPEATED**2 * length:
+            return ""
+    return (
+        f"not applicable: the release {slot!r} is another one for other random numbers or another client's name: noise "
+        "that no defense declares, which attacks do not account for; let a defense add it (--defense)"
+    )
 
 
 def _same(first: Artifact, other: Artifact) -> bool:

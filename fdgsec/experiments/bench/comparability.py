@@ -1,4 +1,5 @@
-"""Whether two arms of a table may be compared: equal optimizer steps, and own domains that both have learned."""
+"""Whether two arms of a table may be compared: equal optimizer steps, the same test images, and own domains that both
+have learned."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,6 +15,8 @@ TOLERANCE = 0.05
 over three times the images in one (72 against 71 steps, CCST's Table 3 on photo)."""
 NOT_LEARNED = "has not learned its own domains: not comparable"
 NOT_RECORDED = "steps not recorded"
+OTHER_IMAGES = "other test images: not comparable"
+NOT_MEASURED = "own domains not measured"
 
 
 def own_domains_of(row: Row) -> float | None:
@@ -51,6 +54,17 @@ def unequal_steps(own: Sequence[Row], base: Sequence[Row]) -> str:
     name = "total" if _equal(mine["per_client_and_round"], other["per_client_and_round"]) else "per_client_and_round"
     in_all = " in all" if name == "total" else ""
     return f"{plain_count(mine[name])} steps{in_all} against {plain_count(other[name])}"
+
+
+def on_other_images(own: Sequence[Row], base: Sequence[Row]) -> bool:
+    """Whether two arms were measured on different numbers of images, in a cell that both have."""
+    return any(row["accuracy"].get("n") != against["accuracy"].get("n") for row, against in paired(own, base))
+
+
+def own_domains_unknown(own: Sequence[Row], base: Sequence[Row]) -> bool:
+    """Whether the baseline's own-domain accuracy is known in a cell in which the arm's is not."""
+    known = [(own_domains_of(row), own_domains_of(against)) for row, against in paired(own, base)]
+    return any(mine is None and other is not None for mine, other in known)
 
 
 def has_learned(own: Sequence[Row], base: Sequence[Row]) -> bool:

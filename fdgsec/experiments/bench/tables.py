@@ -9,9 +9,13 @@ from scipy import stats
 
 from fdgsec.experiments.bench.comparability import (
     NOT_LEARNED,
+    NOT_MEASURED,
+    OTHER_IMAGES,
     Row,
     has_learned,
+    on_other_images,
     own_domains_of,
+    own_domains_unknown,
     plain_count,
     steps_of,
     unequal_steps,
@@ -92,7 +96,8 @@ def summary(
     return {
         "schema": 1, "title": table.title, "source": table.source, "dataset": dataset, "metric": table.metric,
         "baseline": table.baseline, "changed": list(changed), "domains": domains, "finished": len(rows),
-        "planned": planned, "majority": _majority(rows, domains) if table.metric == "accuracy" else {}, "arms": found,
+        "planned": planned, "versions": _versions(rows),
+        "majority": _majority(rows, domains) if table.metric == "accuracy" else {}, "arms": found,
     }  # fmt: skip
 
 
@@ -105,8 +110,10 @@ def _arm(
     steps = unequal_steps(own, base) if arm != table.baseline else ""
     timed = [row["processor_seconds"] for row in own if "processor_seconds" in row]
     learned = _averages({(row["domain"], row["seed"]): own_domains_of(row) for row in own}, domains)
-    notes = [steps, "" if has_learned(own, base) else NOT_LEARNED]
-    compared = arm != table.baseline and (unequal or not steps)
+    images = OTHER_IMAGES if on_other_images(own, base) else ""
+    unknown = NOT_MEASURED if own_domains_unknown(own, base) else ""
+    notes = [steps, images, unknown, "" if has_learned(own, base) else NOT_LEARNED]
+    compared = arm != table.baseline and not images and (unequal or not steps)
     return {
         "accuracy": {name: mean_of(list(seeds.values())).document() for name, seeds in columns.items() if seeds},
         "paper": _comparable(table.printed(dataset, arm), domains),
@@ -126,6 +133,12 @@ def _arm(
         "processor_seconds_per_run": sum(timed) / len(timed) if timed else None,
         "cells": len(own),
     }
+
+
+def _versions(rows: Sequence[Row]) -> int:
+    """The number of versions of fdgsec and torch that computed the cells; those that do not say so are one."""
+    said = [row.get("environment", {}) for row in rows]
+    return len({(one.get("code_sha256"), one.get("torch")) for one in said})
 
 
 def _majority(rows: Sequence[Row], domains: Sequence[str]) -> dict[str, float]:
@@ -267,11 +280,16 @@ def cells_of(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     costs = ["bytes up", "s per run", "CPU s per run"]
     header = ["method", *columns, "own domains", "steps (in all)", f"minus {found['baseline']}", *costs]
     lines = []
+    seeds = {column: {arm["accuracy"].get(column, {}).get("n") for arm in found["arms"].values()} for column in columns}
+    uneven = {column for column, counts in seeds.items() if len(counts - {None}) > 1}
     if constant := found.get("majority"):
         shares = [f"{100 * constant[column]:.1f}" if column in constant else "-" for column in columns]
         lines.append(["most frequent class", *shares, *[""] * (len(header) - 1 - len(columns))])
     for name, arm in found["arms"].items():
-        cells = [_percent(arm["accuracy"].get(column), arm["paper"].get(column)) for column in columns]
+        cells = [
+            _percent(arm["accuracy"].get(column), arm["paper"].get(column), seeds=column in uneven)
+            for column in columns
+        ]
         gap = "; ".join(filter(None, [signed_percent(arm["difference"].get("average")), *arm["notes"]]))
         up = sum(arm["bytes_per_round_and_client"]["up"].values())
         spent = arm["processor_seconds_per_run"]
@@ -308,12 +326,13 @@ def steps_text(steps: Mapping[str, float] | None) -> str:
     return "-" if steps is None else f"{plain_count(steps['per_client_and_round'])} ({plain_count(steps['total'])})"
 
 
-def _percent(mean: Mapping[str, Any] | None, paper: float | None) -> str:
+def _percent(mean: Mapping[str, Any] | None, paper: float | None, *, seeds: bool = False) -> str:
     printed = "" if paper is None else f" (paper {paper:g})"
     if mean is None:
         return f"-{printed}"
     half = "" if mean["low"] is None else f" ± {100 * (mean['high'] - mean['value']):.1f}"
-    return f"{100 * mean['value']:.1f}{half}{printed}"
+    of = f", {mean['n']} seed{'' if mean['n'] == 1 else 's'}" if seeds else ""
+    return f"{100 * mean['value']:.1f}{half}{of}{printed}"
 
 
 def signed_percent(gap: Mapping[str, Any] | None) -> str:
@@ -332,6 +351,8 @@ def caption(found: Mapping[str, Any]) -> str:
     if found["changed"]:
         reference = "; so the paper's numbers are no reference here" if printed else ""
         printed += f" Not the protocol's: {', '.join(found['changed'])}{reference}."
+    if (versions := found.get("versions", 1)) > 1:
+        printed += f" Its cells were computed by {versions} versions of fdgsec or torch."
     return (
         f"{found['title']}, {found['dataset']}: {MEASURED[found['metric']]} on the unseen domain in percent, mean "
         f"over seeds with Student's 95% interval; {found['finished']} of {found['planned']} runs finished.{printed} "

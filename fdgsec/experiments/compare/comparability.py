@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fdgsec.experiments.bench.comparability import unequal_steps
-from fdgsec.experiments.compare.compared_run import ComparedRun
+from fdgsec.experiments.compare.compared_run import NONE, ComparedRun
 from fdgsec.experiments.report.words import listed
 from fdgsec.experiments.run_config import LATER
 from fdgsec.metrics.measurement import Measurement
@@ -20,7 +20,8 @@ def conditions(run: ComparedRun) -> Shared:
         "datasets": str(dataset["name"]),
         "images": f"{dataset['images']} (manifest {str(dataset.get('manifest_sha256', ''))[:8]})",
         "image sizes": _side(run.settings, "image_size", "the dataset's own"),
-        "sizes at which styles are computed": _side(run.settings, "style_size", "the images' own"),
+        "sizes at which styles are computed": _side(run.settings, "style_size", "the images' own")
+        if report.encoder not in NONE else "",
         "unseen domains": run.unseen,
         "roles of the images": _counted(dataset.get("roles")),
         "auxiliary images": _auxiliary(run.settings),

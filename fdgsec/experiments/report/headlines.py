@@ -21,9 +21,13 @@ QUESTIONS: Mapping[Asked, str] = {
 """The questions of a report in their order, by short name."""
 
 
+NONE = "none"
+"""The entry of a slice that says that nothing was done: no noise was added."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Rows of one measurement: their slices have all of `where` and none of the entries `without`.
+    """Rows of one measurement: their slices have all of `where`, and none of the entries `without` but as NONE.
 
     `says` is what such a row means in words, with the fields {rate}, {share}, {hits}, {n}, {numbers}, {among} and
     {true}: the true image, or the one that was added between two releases."""
@@ -36,7 +40,7 @@ class Choice:
     def fits(self, row: Measurement) -> bool:
         """Tell whether a row is one of these."""
         held = all(row.slice.get(key) == said for key, said in self.where.items())
-        return row.name == self.measurement and held and not any(key in row.slice for key in self.without)
+        return row.name == self.measurement and held and all(row.slice.get(key, NONE) == NONE for key in self.without)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from fdgsec.experiments.report.schema import AttackReport
 from fdgsec.experiments.report.words import kinds_sent
-from fdgsec.experiments.run_config import RunConfig, defense_of
+from fdgsec.experiments.run_config import RunConfig, defense_of, defense_text, made
 from fdgsec.experiments.setup.defenses import defense_stack_of
 from fdgsec.experiments.setup.run_inputs import method_of
 from fdgsec.runtime.errors import UsageError
@@ -118,18 +118,30 @@ MEASURED: Mapping[tuple[str, str], str] = {
 
 
 def remedies(report: AttackReport, settings: Mapping[str, Any] | None = None) -> list[Remedy]:
-    """The defenses that act on what the report's target sends, those that are switched on already left out.
+    """The defenses that act on what the report's target sends, those that are switched on as they are left out.
 
     Defenses that the run's method refuses come last, with the reason; `settings` are the run's, without which the
     target's own options are taken."""
     kinds = set(kinds_sent(report))
-    on = {str(defense["name"]) for defense in report.defenses}
+    on = {text for defense in report.defenses if (text := _text_of(defense)) is not None}
     found = [remedy for acted, remedy in REMEDIES if kinds & set(acted)]
     if report.target in SWEPT:
         found.append(SWEPT[report.target])
     config = _settings(report, settings)
-    offered = [_of_target(one, report.target, config) for one in found if one.defense.partition(":")[0] not in on]
+    offered = [
+        _of_target(one, report.target, config) for one in found if defense_text(defense_of(one.defense)) not in on
+    ]
     return sorted(offered, key=lambda one: bool(one.refused))
+
+
+def _text_of(defense: Mapping[str, object]) -> str | None:
+    """A report's defense as --defense takes it; None for one that is not known here."""
+    options = defense.get("options")
+    try:
+        built = made("defenses", str(defense["name"]), options if isinstance(options, Mapping) else {}, where="defense")
+    except UsageError:
+        return None
+    return defense_text(built)
 
 
 def _of_target(remedy: Remedy, target: str, config: RunConfig | None) -> Remedy:

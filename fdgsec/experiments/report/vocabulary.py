@@ -56,6 +56,7 @@ VALUES: Mapping[str, str] = {
     "class directions": "Distance along the directions in which classes differ.",
     "plain": "Euclidean distance.",
     "standardized": "Distance after dividing each number by its standard deviation.",
+    "standardized apart": "Distance after standardizing each release by itself, which takes a common drift away.",
     "likelihood ratio": "How much likelier the release is with the candidate than without it.",
     "look-up": "The candidate's own row is looked for among the released ones.",
     "picture": "The reconstructed picture is compared, instead of the release.",

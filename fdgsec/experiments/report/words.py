@@ -165,4 +165,6 @@ def behind(defenses: Sequence[str]) -> str:
 def scope_in_words(report: "AttackReport") -> str:
     """The target, the dataset, and the encoder of the attacked styles, if any: `ccst-overall on pacs, encoder mini`."""
     encoder = "" if report.encoder in ("", "none") else f", encoder {encoder_in_words(report.encoder)}"
-    return f"{report.target} on {report.dataset['name']}{encoder}"
+    dataset = str(report.dataset["name"])
+    of = "" if dataset == "none" else f" on {dataset}"  # given vectors are of no dataset
+    return f"{report.target}{of}{encoder}"

@@ -81,6 +81,25 @@ def test_the_unit_of_noise_is_the_median_spread_of_the_columns():
     assert row.slice["definition"] == "median over columns of the standard deviation between clients (n-1)"
 
 
+def z_scored(values: np.ndarray) -> np.ndarray:
+    found: np.ndarray = (values - values.mean(0)) / values.std(0, ddof=1)
+    return found
+
+
+@pytest.mark.parametrize("drift", ["shift", "gain"])
+@pytest.mark.medium
+def test_a_drift_that_all_clients_share_hides_none(drift: str):
+    draws, vectors = np.random.default_rng(4), client_vectors(60, 32)
+    width = vectors.shape[1]
+    moved = vectors + draws.normal(0, 4, width) if drift == "shift" else vectors * draws.lognormal(0, 0.7, width)
+    again = np.abs(moved * draws.lognormal(0, 0.01, vectors.shape))
+
+    row = hits(measured(vectors, again), distance="standardized apart", noise="none")
+
+    assert row.value == 1.0 if drift == "gain" else row.value is not None
+    assert row.verdict.startswith("leaks")
+
+
 @pytest.mark.medium
 def test_two_releases_are_linked_as_numpy_links_them():
     vectors = client_vectors(60, 32)
@@ -93,6 +112,7 @@ def test_two_releases_are_linked_as_numpy_links_them():
     for distance, (one, other) in {
         "plain": (vectors, again),
         "standardized": (vectors[:, varies] / spread[varies], again[:, varies] / spread[varies]),
+        "standardized apart": (z_scored(vectors[:, varies]), z_scored(again[:, varies])),
     }.items():
         nearest = ((one[:, None, :] - other[None]) ** 2).sum(2).argmin(1)
         row = hits(rows, distance=distance, noise="none")

@@ -225,6 +225,38 @@ def test_shares_of_the_most_frequent_class_are_averaged_over_the_cells_that_reco
         assert "| most frequent class | 25.0 | 25.0 |" in markdown(summary(TABLE, "shapes", order, planned=3))
 
 
+def changed_row(arm: str, **changes: Any) -> dict[str, Any]:
+    made = row(arm, "photo", 0, 0.4)
+    return {**made, "accuracy": {**made["accuracy"], **changes}}
+
+
+def test_an_arm_that_was_measured_on_other_images_is_not_compared():
+    rows = [changed_row("fedavg", n=400), changed_row("ccst", n=50)]
+
+    arm = summary(TABLE, "shapes", rows, planned=2)["arms"]["ccst"]
+
+    assert arm["notes"] == ["other test images: not comparable"]
+    assert arm["difference"] == {}
+
+
+def test_an_arm_without_own_domain_accuracy_says_so():
+    rows = [changed_row("fedavg", per_domain={"art": {"value": 0.9, "n": 9}}), changed_row("ccst", per_domain={})]
+
+    assert summary(TABLE, "shapes", rows, planned=2)["arms"]["ccst"]["notes"] == ["own domains not measured"]
+
+
+def test_a_table_says_where_its_cells_are_of_several_versions_and_how_many_seeds_a_mean_has():
+    rows = [{**row(arm, "photo", seed, 0.4), "environment": {"code_sha256": arm}} for arm, seed in
+            (("fedavg", 0), ("fedavg", 1), ("ccst", 0))]  # fmt: skip
+
+    said = markdown(summary(TABLE, "shapes", rows, planned=4))
+
+    assert "Its cells were computed by 2 versions of fdgsec or torch." in said
+    assert "40.0 ± 0.0, 2 seeds" in said
+    assert "40.0, 1 seed" in said
+    assert "versions" not in markdown(summary(TABLE, "shapes", rows[:2], planned=2))
+
+
 def test_a_table_of_cells_without_shares_of_classes_has_no_such_line():
     assert "most frequent class" not in markdown(summary(TABLE, "shapes", [row("fedavg", "photo", 0, 0.4)], planned=1))
 

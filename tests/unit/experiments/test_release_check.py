@@ -15,6 +15,7 @@ from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, In
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fisc import FISC
 from fdgsec.nn.styles.image_styles import statistics
+from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.secret_streams import SecretStream
 
 READING = ("reidentification", "membership", "differencing", "linkage", "domain-inference", "pool-exposure")
@@ -95,6 +96,22 @@ class OtherUnitsForSome(CCST):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Blurred(CCST):
+    """Pooled styles with noise of a thousandth of their length, drawn anew or from the client's name."""
+
+    by_name: bool = False
+
+    def share(
+        self, client: Client, *, model: GlobalModel | None, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Inbox, State]:
+        sent, state = super().share(client, model=model, state=state, clock=clock, rng=rng)
+        style = sent["style"].tensors()
+        drawn = stream(0, "world", client.name) if self.by_name else rng
+        noise = torch.randn(style["mean"].shape, generator=drawn) * style["mean"].norm() / style["mean"].numel() ** 0.5
+        return {"style": StyleStatistics(mean=style["mean"] + 0.001 * noise, std=style["std"])}, state
+
+
+@dataclass(frozen=True, kw_only=True)
 class CenteredSpectra(CCST):
     """Spectra of single images with the lowest frequency in the middle."""
 
@@ -144,8 +161,10 @@ def test_spectra_of_single_images_are_compared(own_cache: object):
         (Medians(encoder="pixels"), "the release 'style' is not the pooled style of its images"),
         (Summed(encoder="pixels"), "the release 'style' is not the pooled style of its images"),
         (FromTwentyFive(encoder="pixels"), "the release 'style' is not the pooled style of its images"),
+        (Blurred(encoder="pixels"), "noise that no defense declares"),
+        (Blurred(encoder="pixels", by_name=True), "noise that no defense declares"),
     ],
-    ids=["scaled rows", "rows of unknown origin", "medians", "parts of a sum", "from 25 images"],
+    ids=["scaled rows", "of unknown origin", "medians", "parts of a sum", "from 25 images", "noise", "noise by name"],
 )
 def test_a_release_that_is_not_what_attacks_take_it_for_gets_no_verdict(method: CCST, reason: str, own_cache: object):
     report = fdgsec.attack(method, attacks=READING, per_domain=60, image_size=32)

@@ -338,6 +338,18 @@ def test_what_arrives_as_a_sum_is_said_to_be_one():
     assert released_words(report([], artifacts=sent)) == "the sum over clients of pooled styles"
 
 
+def test_rows_that_say_that_no_noise_was_added_can_stand_for_linkage():
+    linked = row("top1", 1.0, 0.9, 1.0, 0.025, data="another release", noise="none", distance="plain")
+
+    assert found(done("linkage", linked)).sentence.startswith("Yes: ")
+
+
+def test_given_vectors_are_not_said_to_be_of_a_dataset():
+    sentence = found(done("membership", CALM), target="artifacts", dataset={"name": "none"}).sentence
+
+    assert "attacks that apply to artifacts, encoder vgg19 found none" in sentence
+
+
 def test_rows_that_a_headline_asks_for_are_named_as_attacks_name_them():
     asked = {
         str(choice.where["rows"]) for one in HEADLINES.values() for choice in one.choices if "rows" in choice.where
