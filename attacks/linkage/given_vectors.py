@@ -42,8 +42,8 @@ def link_releases(population: Population, ring: torch.Generator | None = None) -
     if not known.unchanged:
         scaled = _standardized(numbers, torch.stack([numbers[n] for n in second]))
         distances["standardized"] = euclidean_distances(scaled, seen, second)
-        apart = _standardized_apart(numbers, [first, second])
-        distances["standardized apart"] = euclidean_distances(apart, seen, second)
+        each = _standardized_apart(numbers, [first, second])
+        distances["standardized apart"] = euclidean_distances(each, seen, second)
     answers: list[Answer] = []
     for name, apart in distances.items():
         answers += rankings(known, {"distance": name, "noise": "none"}, apart, descriptive=known.unchanged)
