@@ -100,7 +100,7 @@ def _standardized_apart(numbers: Mapping[int, Tensor], releases: Sequence[Sequen
     """Each coordinate about its mean in its own release, in standard deviations there: what drifts for all clients
     alike is taken away. Coordinates that do not vary in some release are left out."""
     rows = [torch.stack([numbers[n] for n in release]) for release in releases]
-    varies = torch.stack([part.std(0, correction=1) > 0 for part in rows]).all(0)
+    varies = torch.stack([part.amax(0) > part.amin(0) for part in rows]).all(0)  # a spread may be rounding alone
     placed = [(part - part.mean(0))[:, varies] / part.std(0, correction=1)[varies] for part in rows]
     return {
         n: row for release, part in zip(releases, placed, strict=True) for n, row in zip(release, part, strict=True)
