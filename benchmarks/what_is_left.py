@@ -95,6 +95,7 @@ def _same_row(row: Measurement, result: AttackResult) -> Measurement | None:
 
 def in_words(rows: Sequence[Mapping[str, Any]], target: str, defense: str) -> str:
     """What is left of a target behind a defense, with the same row without it; pages quote it."""
+    bare = {row["attack"]: row for row in rows if row["target"] == target and not row["defense"]}
     said = []
     for row in rows:
         if (row["target"], row["defense"]) != (target, defense) or row.get("value") is None:
@@ -102,15 +103,19 @@ def in_words(rows: Sequence[Mapping[str, Any]], target: str, defense: str) -> st
         bounds = "" if row["low"] is None else f" [{short(row['low'])}, {short(row['high'])}]"
         said.append(
             f"{row['attack']}: {_word(row)} {rate(row['value'])}{bounds}, baseline {rate(row['baseline'])} "
-            f"({_without(row)})"
+            f"({_without(row, bare[row['attack']])})"
         )
     return "; ".join(said)
 
 
-def _without(row: Mapping[str, Any]) -> str:
-    """What the same row has without the defense."""
-    bare = row["without"]
-    return "not measured without it" if bare is None or bare["value"] is None else f"without it {rate(bare['value'])}"
+def _without(row: Mapping[str, Any], bare: Mapping[str, Any]) -> str:
+    """What the same row has without the defense; of runs that did not keep it, what stands for the attack there."""
+    if row.get("without") is not None:
+        return f"without it {rate(row['without']['value'])}"
+    kinds = [(one["measurement"], {k: v for k, v in one["slice"].items() if k != "distance"}) for one in (row, bare)]
+    if kinds[0] == kinds[1]:
+        return f"without it {rate(bare['value'])}"
+    return f"without it, in other rows: {_word(bare)} {rate(bare['value'])}"
 
 
 def _word(row: Mapping[str, Any]) -> str:
@@ -123,17 +128,18 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = ["| target | defense | " + " | ".join(attacks) + " |", "|---" * (2 + len(attacks)) + "|"]
     for target, defense in dict.fromkeys((row["target"], row["defense"]) for row in rows):
         found = {row["attack"]: row for row in rows if (row["target"], row["defense"]) == (target, defense)}
-        cells = [_cell(found.get(attack)) for attack in attacks]
+        bare = {row["attack"]: row for row in rows if row["target"] == target and not row["defense"]}
+        cells = [_cell(found.get(attack), bare.get(attack)) for attack in attacks]
         lines.append(f"| {target} | {f'`{defense}`' if defense else 'none'} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def _cell(row: Mapping[str, Any] | None) -> str:
-    if row is None or row.get("value") is None:
+def _cell(row: Mapping[str, Any] | None, bare: Mapping[str, Any] | None) -> str:
+    if row is None or bare is None or row.get("value") is None:
         return ""
     bounds = "" if row["low"] is None else f" [{short(row['low'])}, {short(row['high'])}]"
     verdict = row["verdict"].partition(":")[0]
-    without = f"; {_without(row)}" if row["defense"] else ""
+    without = f"; {_without(row, bare)}" if row["defense"] else ""
     return (
         f"{_word(row)}{_of(row)} {rate(row['value'])}{bounds}, baseline {rate(row['baseline'])}, n = {row['n']:,}: "
         f"{verdict}{without}"
@@ -142,6 +148,8 @@ def _cell(row: Mapping[str, Any] | None) -> str:
 
 def _of(row: Mapping[str, Any]) -> str:
     """Of which images two linked releases are."""
+    if row["attack"] == "reidentification":
+        return f" (rows {str(row['slice'].get('rows')).replace('_', ' ')})"
     if row["attack"] != "linkage":
         return ""
     return " (the same images twice)" if row["slice"].get("data") == "the same" else " (other images)"

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.secret_streams import Flags, Integers, SecretStream
 
 GRID_BITS = 24
@@ -48,12 +49,13 @@ def lattice_gaussian(values: Tensor, sd: float, *, distance: float, rng: SecretS
 def lattice(sd: float, *, distance: float, coordinates: int) -> tuple[float, int]:
     """The grid g, and the standard deviation of the noise in units of g, for `coordinates` rounded numbers.
 
-    Raises ValueError where `distance` is so far below sd that rounding would matter more than a neighbor does."""
+    Raises UsageError where `distance` is so far below sd that rounding would matter more than a neighbor does."""
     grid = 2.0 ** (math.frexp(sd)[1] - 1 - GRID_BITS)
     rounding = grid * math.sqrt(coordinates)
     if distance <= 0 or rounding > distance:
-        raise ValueError(
-            f"a distance of {distance:g} between neighbors is lost on a grid of {grid:g}: the noise is too large."
+        raise UsageError(
+            f"a distance of {distance:g} between neighbors is lost on a grid of {grid:g}: the noise is too large; give "
+            "a larger epsilon, or a larger delta."
         )
     return grid, math.ceil(sd / grid * (1 + rounding / distance)) + 1
 
