@@ -4,8 +4,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from fdgsec.federation.wire import CLIENTS
-
 if TYPE_CHECKING:
     from fdgsec.experiments.report.schema import AttackReport
     from fdgsec.metrics.measurement import Measurement
@@ -141,6 +139,8 @@ def kinds_sent(report: "AttackReport") -> list[str]:
 def released_words(report: "AttackReport") -> str:
     """What the target sends, in words: `one pooled style per client`; of what clients send, where their sum arrives,
     `the sum over clients of pooled styles`."""
+    from fdgsec.federation.wire import CLIENTS  # pages of words alone do without torch
+
     senders: dict[str, set[str]] = {}
     for row in report.artifacts:
         senders.setdefault(str(row["kind"]), set()).add(str(row["sender"]))

@@ -83,7 +83,7 @@ def test_privacy_and_accuracy_of_a_sweep_are_those_of_one_method():
         "method.k=2",
         "method.plan.learning_rate=0.5",
         "run.backbone=resnet18",
-        "attacks.membership.auxiliary=9",
+        "attacks.membership.clients=9",
     )
 
     points = plan(replace(REQUEST, assignments=assigned), data_root=None)
