@@ -132,9 +132,13 @@ def test_defenses_are_offered_where_something_leaks_with_what_is_left_where_that
     assert "without it, in other rows: exact lists 1.00" in offered["style-noise"].left
     assert "30 of 30 sums" in offered["secure-aggregation"].left
     assert remedies(attacked(target="somebody's", artifacts=[])) == []
-    assert "style-noise" not in {
-        one.defense.partition(":")[0] for one in remedies(attacked(defenses=[{"name": "style-noise", "options": {}}]))
-    }
+
+
+@pytest.mark.parametrize(("options", "again"), [({"p": 0.1, "scale": 1.0}, False), ({"scale": 0.01}, True), ({}, True)])
+def test_a_defense_that_is_switched_on_is_offered_with_other_options_alone(options: dict[str, float], again: bool):
+    offered = {one.defense for one in remedies(attacked(defenses=[{"name": "style-noise", "options": options}]))}
+
+    assert ("style-noise:p=0.1,scale=1" in offered) == again
 
 
 def test_a_defense_that_the_method_refuses_stands_last_with_the_reason():
