@@ -372,7 +372,7 @@ class DefenseStack:
                     "stage; a mechanism names its stages in mechanism_on."
                 )
             artifact, acted = protected.artifact, True
-            hidden = hidden or (mechanism and _hides_count(defense))
+            hidden = hidden or _hides_size({outgoing.name: protected.uses})
             uses = protected.uses if mechanism else uses  # post-processing costs nothing more
         return artifact, uses
 
@@ -404,11 +404,6 @@ def _hides_size(costs: Mapping[str, Uses]) -> bool:
     """Tell whether a guarantee is about neighbors with different numbers of images."""
     uses = [use for cost in costs.values() for use in cost or ()]
     return any(use.unit == "client" or "add-remove" in use.sensitivity for use in uses)
-
-
-def _hides_count(defense: Defense) -> bool:
-    promise = defense.promise if isinstance(defense, PlansGuarantee) else None
-    return isinstance(promise, PlannedGuarantee) and promise.hides_count
 
 
 def blank(images: DomainDataset) -> DomainDataset:

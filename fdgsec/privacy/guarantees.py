@@ -30,11 +30,6 @@ class PlannedGuarantee:
     unit: Unit
     relations: frozenset[Relation]
 
-    @property
-    def hides_count(self) -> bool:
-        """Whether neighbors differ in how many images a client holds."""
-        return self.unit == "client" or self.relations == {"add-remove"}
-
 
 @dataclass(frozen=True, kw_only=True)
 class RecordMixing:
