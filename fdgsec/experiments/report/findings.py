@@ -303,8 +303,7 @@ def _said(report: AttackReport, answers: Sequence[Answer]) -> str:
         ran = [result for result in report.attacks if result.status == "done"]
         if ran:
             told = "".join(f"; {clause}" for clause in _stopped(report))
-            name = f"{scope_in_words(report)}{behind_in_words(report)}"
-            return f"Undecided for {name}: {undecided_by(ran)}{told}."
+            return f"Undecided for {_name(report)}: {undecided_by(ran)}{told}."
         stopped = _stopped(report)
         if stopped:
             return f"Not tested: {'; '.join(stopped)}."
@@ -348,6 +347,10 @@ def _leak(report: AttackReport, flagged: Sequence[Answer]) -> str:
     return begun + "; ".join(clauses) + "."
 
 
+def _name(report: AttackReport) -> str:
+    return f"{scope_in_words(report)}{behind_in_words(report)}"
+
+
 def _who(report: AttackReport) -> str:
     name = next((str(result.adversary.get("name", "")) for result in report.attacks), "")
     adversary = ADVERSARY_WORDS.get(name, f"the adversary {name}")
@@ -356,7 +359,7 @@ def _who(report: AttackReport) -> str:
 
 def _no_leak(report: AttackReport, findings: Sequence[Finding], failures: Sequence[str]) -> str:
     """The sentence where no finding holds: the weakest word that is true of all of them."""
-    name = f"{scope_in_words(report)}{behind_in_words(report)}"
+    name = _name(report)
     spoiled = [one for one in findings if one.spoiled and one.row.leaks]
     by_size = {size: [one for one in findings if one.size == size] for size in dict.fromkeys(f.size for f in findings)}
     flagged = sum(one.flagged - one.row.leaks for one in findings)

@@ -8,7 +8,7 @@ from typing import Any
 
 from fdgsec.experiments.report.schema import AttackReport
 from fdgsec.experiments.report.words import kinds_sent
-from fdgsec.experiments.run_config import RunConfig, defense_of, defense_text, made
+from fdgsec.experiments.run_config import RunConfig, defense_of, made
 from fdgsec.experiments.setup.defenses import defense_stack_of
 from fdgsec.experiments.setup.run_inputs import method_of
 from fdgsec.runtime.errors import UsageError
@@ -118,30 +118,28 @@ MEASURED: Mapping[tuple[str, str], str] = {
 
 
 def remedies(report: AttackReport, settings: Mapping[str, Any] | None = None) -> list[Remedy]:
-    """The defenses that act on what the report's target sends, those that are switched on as they are left out.
+    """The defenses that act on what the report's target sends, those that are switched on already left out, but for
+    larger noise.
 
     Defenses that the run's method refuses come last, with the reason; `settings` are the run's, without which the
     target's own options are taken."""
     kinds = set(kinds_sent(report))
-    on = {text for defense in report.defenses if (text := _text_of(defense)) is not None}
     found = [remedy for acted, remedy in REMEDIES if kinds & set(acted)]
     if report.target in SWEPT:
         found.append(SWEPT[report.target])
     config = _settings(report, settings)
-    offered = [
-        _of_target(one, report.target, config) for one in found if defense_text(defense_of(one.defense)) not in on
-    ]
+    offered = [_of_target(one, report.target, config) for one in found if not _is_on(one.defense, report)]
     return sorted(offered, key=lambda one: bool(one.refused))
 
 
-def _text_of(defense: Mapping[str, object]) -> str | None:
-    """A report's defense as --defense takes it; None for one that is not known here."""
-    options = defense.get("options")
-    try:
-        built = made("defenses", str(defense["name"]), options if isinstance(options, Mapping) else {}, where="defense")
-    except UsageError:
-        return None
-    return defense_text(built)
+def _is_on(offered: str, report: AttackReport) -> bool:
+    """Whether the run has a defense of that name already; noise that is smaller than the offered one does not count."""
+    name = offered.partition(":")[0]
+    mine = [one["options"] for one in report.defenses if one["name"] == name]
+    if name != "style-noise":
+        return bool(mine)
+    sizes = [made("defenses", name, options, where="defense").scale for options in mine if isinstance(options, Mapping)]
+    return any(size >= getattr(defense_of(offered), "scale", 0.0) for size in sizes)
 
 
 def _of_target(remedy: Remedy, target: str, config: RunConfig | None) -> Remedy:

@@ -134,11 +134,20 @@ def test_defenses_are_offered_where_something_leaks_with_what_is_left_where_that
     assert remedies(attacked(target="somebody's", artifacts=[])) == []
 
 
-@pytest.mark.parametrize(("options", "again"), [({"p": 0.1, "scale": 1.0}, False), ({"scale": 0.01}, True), ({}, True)])
-def test_a_defense_that_is_switched_on_is_offered_with_other_options_alone(options: dict[str, float], again: bool):
+@pytest.mark.parametrize(
+    ("options", "again"),
+    [({"p": 0.1, "scale": 1.0}, False), ({"scale": 20.0}, False), ({"scale": 0.01}, True), ({}, True)],
+)
+def test_noise_that_is_switched_on_is_offered_again_where_it_is_larger_alone(options: dict[str, float], again: bool):
     offered = {one.defense for one in remedies(attacked(defenses=[{"name": "style-noise", "options": options}]))}
 
     assert ("style-noise:p=0.1,scale=1" in offered) == again
+
+
+def test_no_weaker_guarantee_is_offered_where_one_is_switched_on():
+    on = [{"name": "private-styles", "options": {"epsilon": 1.0}}]
+
+    assert not [one for one in remedies(attacked(defenses=on)) if one.defense.startswith("private-styles")]
 
 
 def test_a_defense_that_the_method_refuses_stands_last_with_the_reason():
