@@ -32,11 +32,11 @@ SMALL = {"per_domain": 42, "image_size": 32, "norm": "group"}
 PLAN = ["method.plan.batch_size=16", "method.plan.steps=2", "method.plan.learning_rate=0.05"]
 
 
-def trained(method, *defenses, more=(), **changed):
+def trained(method, *defenses, more=(), plan=PLAN, **changed):
     """Train for a round on shapes; give the report and the CPU seconds."""
     started = time.process_time()
     settings = {"rounds": 1, **SMALL, **changed}
-    report = fdgsec.train(method, defenses=defenses, assignments=[*PLAN, *more], progress=False, **settings)
+    report = fdgsec.train(method, defenses=defenses, assignments=[*plan, *more], progress=False, **settings)
     return report, time.process_time() - started
 
 
@@ -176,7 +176,7 @@ LONGER = ["method.plan.batch_size=32", 'method.plan.optimizer="adam"', "method.p
           "method.plan.epochs=3", "method.plan.crop=none", "method.plan.steps=none"]  # fmt: skip
 figure, axis = plt.subplots(figsize=(5, 3.2), layout="constrained")
 for place, defenses in enumerate([(), ("dp-sgd:epsilon=8",)]):
-    report, _ = trained("fedavg", *defenses, more=LONGER, rounds=3, per_domain=140)
+    report, _ = trained("fedavg", *defenses, plan=LONGER, rounds=3, per_domain=140)
     for offset, (domain, row) in enumerate(report.accuracy["per_domain"].items()):
         bounds = [[row["value"] - row["low"]], [row["high"] - row["value"]]]
         axis.errorbar(

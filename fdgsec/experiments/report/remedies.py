@@ -138,8 +138,16 @@ def _is_on(offered: str, report: AttackReport) -> bool:
     mine = [one["options"] for one in report.defenses if one["name"] == name]
     if name != "style-noise":
         return bool(mine)
-    sizes = [made("defenses", name, options, where="defense").scale for options in mine if isinstance(options, Mapping)]
-    return any(size >= getattr(defense_of(offered), "scale", 0.0) for size in sizes)
+    return any(_scale(name, options) >= getattr(defense_of(offered), "scale", 0.0) for options in mine)
+
+
+def _scale(name: str, options: Any) -> float:
+    """How large the noise is that a report names; 0 where its options are none that this version takes."""
+    try:
+        defense = made("defenses", name, options, where="defense") if isinstance(options, Mapping) else None
+    except UsageError:
+        return 0.0
+    return getattr(defense, "scale", 0.0)
 
 
 def _of_target(remedy: Remedy, target: str, config: RunConfig | None) -> Remedy:

@@ -25,7 +25,8 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory):
 
 
 def result_of(target: str, out: Path, *more: str, adversary: str = "client") -> dict:
-    few = [word for option in FEW for word in ("--set", option)]
+    changed = {option.partition("=")[0] for option in more}
+    few = [word for option in FEW if option.partition("=")[0] not in changed for word in ("--set", option)]
     command = ["attack", "--target", target, *SMALL, *few, "--adversary", adversary, *more, "--out", str(out)]
     assert main(command) == 0
     (result,) = json.loads((out / "report.json").read_text())["attacks"]
