@@ -29,7 +29,8 @@ from fdgsec.experiments.audit.noise_checks import small
 from fdgsec.experiments.audit.one_run import GradientCanaries, audited
 from fdgsec.experiments.audit.run_audit import AuditPlan, audit_settings, claimed, site_of
 from fdgsec.experiments.run_config import RunConfig, defense_of
-from fdgsec.federation.defense import Defense, DefenseStack, TrainsPrivately
+from fdgsec.federation.defense import Defense, TrainsPrivately
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.method import Step
 from fdgsec.privacy.epsilon_bounds import AuditResult
 from fdgsec.privacy.ledger import Guarantee

@@ -23,7 +23,8 @@ from fdgsec.defenses import private_styles
 from fdgsec.defenses.private_styles import PrivateStyles
 from fdgsec.experiments.run_config import RunConfig
 from fdgsec.experiments.setup.defenses import statistic_source_of
-from fdgsec.federation.defense import DefenseStack, Sender
+from fdgsec.federation.defense import Sender
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.method import Blueprint, Client, Clock, Reply
 from fdgsec.methods.ccst import CCST
 from fdgsec.nn.training.batches import TrainingSet

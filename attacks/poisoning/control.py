@@ -6,7 +6,7 @@ import torch
 
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import ModelState
-from fdgsec.federation.defense import DefenseStack
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.forged_artifacts import ScaledUpdate
 from fdgsec.federation.malicious_client_protocol import MaliciousClient
 from fdgsec.federation.method import Blueprint, Client, GlobalModel, Method

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
         StyleStatistics,
         decode,
     )
-    from fdgsec.federation.defense import Defense, DefenseStack, Outgoing, Protected, Sender
+    from fdgsec.federation.defense import Defense, Outgoing, Protected, Sender
+    from fdgsec.federation.defense_stack import DefenseStack
     from fdgsec.federation.engines.local import LocalEngine
     from fdgsec.federation.engines.state import MemoryStates
     from fdgsec.federation.malicious_client_protocol import Forges, MaliciousClient

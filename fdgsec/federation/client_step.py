@@ -2,7 +2,7 @@
 
 import torch
 
-from fdgsec.federation.defense import DefenseStack
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.malicious_client_protocol import forge_reply
 from fdgsec.federation.method import Client, Method, Reply, State, Step, StepRequest
 from fdgsec.runtime.random_streams import stream

@@ -5,16 +5,8 @@ from dataclasses import replace
 
 from fdgsec.experiments.run_config import RunConfig, made
 from fdgsec.experiments.setup.defenses import statistic_source_of
-from fdgsec.federation.defense import (
-    Defense,
-    DefenseStack,
-    HasPolicy,
-    Inspects,
-    Outgoing,
-    PlansGuarantee,
-    Protected,
-    Sender,
-)
+from fdgsec.federation.defense import Defense, HasPolicy, Inspects, Outgoing, PlansGuarantee, Protected, Sender
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.method import Clock, GlobalModel, Method
 from fdgsec.federation.wire import Filter
 from fdgsec.nn.training.training_plan import TrainingPlan

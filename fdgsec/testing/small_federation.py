@@ -12,7 +12,7 @@ from fdgsec.data.partition import split_validation
 from fdgsec.data.shapes import shapes
 from fdgsec.federation.artifacts import Artifact, ModelState
 from fdgsec.federation.client_step import UNDEFENDED
-from fdgsec.federation.defense import DefenseStack
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.engines.state import MemoryStates
 from fdgsec.federation.engines.unchanged_requests import ReceivedChangedError

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import Artifact, ModelState, Scores, StyleBank, StyleStatistics
-from fdgsec.federation.defense import DefenseStack
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.malicious_client_protocol import ForgeryError, MaliciousClient
 from fdgsec.federation.method import Client, GlobalModel, Method, State

@@ -9,7 +9,8 @@ from fdgsec.attacks.set_reconstruction.attack import SetReconstruction
 from fdgsec.data.roles import Roles, split_roles
 from fdgsec.data.shapes import shapes
 from fdgsec.experiments.simulated_runs.challenger import Challenger
-from fdgsec.federation.defense import Defense, DefenseStack
+from fdgsec.federation.defense import Defense
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.method import Client, GlobalModel, Method
 from fdgsec.methods.ccst import CCST
 from fdgsec.metrics.measurement import Measurement

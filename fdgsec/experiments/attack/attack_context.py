@@ -12,7 +12,7 @@ from fdgsec.experiments.setup.style_view import StyleView
 from fdgsec.experiments.simulated_runs.challenger import Challenger
 from fdgsec.experiments.simulated_runs.summed_client_cases import sums_suffice, sums_uploads
 from fdgsec.federation.artifacts import ModelState
-from fdgsec.federation.defense import DefenseStack
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.early_layer_encoder import ModelEncoder
 from fdgsec.federation.method import Client, Clock, GlobalModel, Method
 from fdgsec.metrics.feature_extractors import INCEPTION, LITE

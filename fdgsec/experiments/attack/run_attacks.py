@@ -48,7 +48,7 @@ from fdgsec.experiments.setup.run_inputs import (
 )
 from fdgsec.experiments.setup.style_view import StyleView
 from fdgsec.experiments.train import dataset_document
-from fdgsec.federation.defense import DefenseStack
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.method import SHARED_ROWS, Client, GlobalModel, Method
 from fdgsec.federation.run_folder import (
     check_replaceable,

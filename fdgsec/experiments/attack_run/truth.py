@@ -19,7 +19,7 @@ from fdgsec.experiments.simulated_runs.simulator import Cases
 from fdgsec.experiments.simulated_runs.trained_model_cases import trained
 from fdgsec.federation.artifacts import Artifact, ModelState
 from fdgsec.federation.client_step import run_client_step
-from fdgsec.federation.defense import DefenseStack
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, State, StepRequest
 from fdgsec.federation.wire import Row
 from fdgsec.runtime.errors import UsageError

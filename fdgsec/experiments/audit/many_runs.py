@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from fdgsec.experiments.audit.neighboring_clients import Worlds
-from fdgsec.federation.defense import DefenseStack
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.privacy.epsilon_bounds import AuditResult, Curve, audit_runs, strongest
 from fdgsec.privacy.ledger import Guarantee
 

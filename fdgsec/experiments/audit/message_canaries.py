@@ -14,7 +14,8 @@ from torch import Tensor
 from fdgsec.data.domains import DomainDataset
 from fdgsec.experiments.audit.neighboring_clients import Canary, Release, Site, judged, numbers
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles, ModelState, Scores
-from fdgsec.federation.defense import DefenseStack, RecordStatistic, StatisticSource
+from fdgsec.federation.defense import RecordStatistic, StatisticSource
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.method import GlobalModel
 from fdgsec.federation.public_clip_bounds import (
     Reference,

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import Artifact, ModelState
-from fdgsec.federation.defense import DefenseStack, Sender, Uses
+from fdgsec.federation.defense import Sender, Uses
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, Method, Reply, State, Step, StepRequest
 from fdgsec.privacy.accounting import Relation
 from fdgsec.runtime.errors import UsageError

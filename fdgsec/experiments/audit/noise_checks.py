@@ -26,7 +26,7 @@ from fdgsec.experiments.audit.message_canaries import noise_coordinates
 from fdgsec.experiments.audit.neighboring_clients import Release, numbers
 from fdgsec.experiments.audit.noise_within import repeats_within
 from fdgsec.federation.artifacts import ModelState, Scores
-from fdgsec.federation.defense import DefenseStack
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.method import GlobalModel
 from fdgsec.nn.networks.classifiers import Classifier
 

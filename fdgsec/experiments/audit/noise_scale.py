@@ -15,7 +15,8 @@ from torch import Tensor
 from fdgsec.experiments.audit.gradient_canaries import lit_pixels, moves, one_layer
 from fdgsec.experiments.audit.neighboring_clients import LEAST, Site
 from fdgsec.experiments.audit.one_run import canary_plan, costs, trainings
-from fdgsec.federation.defense import DefenseStack, Uses
+from fdgsec.federation.defense import Uses
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.method import Client, Clock
 from fdgsec.nn.training.batches import TrainingSet
 from fdgsec.privacy.accounting import Relation

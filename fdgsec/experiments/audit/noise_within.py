@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fdgsec.experiments.audit.neighboring_clients import Release, numbers
 from fdgsec.federation.artifacts import Artifact
-from fdgsec.federation.defense import DefenseStack
+from fdgsec.federation.defense_stack import DefenseStack
 
 DRAWS = 48
 FEWEST = 24

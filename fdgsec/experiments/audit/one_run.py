@@ -25,7 +25,8 @@ from torch.nn import functional
 from fdgsec.experiments.audit.gradient_canaries import lit_pixels, moves, networks_of, one_layer
 from fdgsec.experiments.audit.neighboring_clients import Site
 from fdgsec.federation.artifacts import ModelState
-from fdgsec.federation.defense import DefenseStack, PrivateTrainer, Uses
+from fdgsec.federation.defense import PrivateTrainer, Uses
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.method import Client, Clock, Reply, StepRequest
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import Batch, TrainingSet

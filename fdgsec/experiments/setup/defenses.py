@@ -11,7 +11,8 @@ from torch import Tensor
 from fdgsec.data.domains import DomainDataset
 from fdgsec.experiments.run_config import RunConfig, build
 from fdgsec.experiments.setup.style_view import StyleView
-from fdgsec.federation.defense import Defense, DefenseStack, StatisticSource
+from fdgsec.federation.defense import Defense, StatisticSource
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.method import GlobalModel, Method
 from fdgsec.federation.released_statistics import ReleasedStatistic
 from fdgsec.nn.styles.image_styles import statistics

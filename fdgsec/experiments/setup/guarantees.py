@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from fdgsec.federation.defense import Defense, DefenseStack, mechanism_on
+from fdgsec.federation.defense import Defense, mechanism_on
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.method import Method
 from fdgsec.privacy.guarantees import VETTED
 from fdgsec.privacy.ledger import Guarantee, Ledger

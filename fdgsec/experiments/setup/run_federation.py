@@ -9,7 +9,7 @@ from fdgsec.experiments.run_config import Keep, RunConfig
 from fdgsec.experiments.setup.guarantees import guarantee_documents
 from fdgsec.federation.checkpoints import Checkpoint, Checkpoints
 from fdgsec.federation.client_step import UNDEFENDED
-from fdgsec.federation.defense import DefenseStack
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.engines.processes import ProcessEngine, forked_workers
 from fdgsec.federation.engines.state import MemoryStates

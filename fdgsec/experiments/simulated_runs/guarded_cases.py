@@ -14,7 +14,8 @@ from fdgsec.experiments.setup.run_inputs import division_of, with_validation
 from fdgsec.experiments.simulated_runs.malicious_client_cases import forger_of, initial_model, measured_images
 from fdgsec.experiments.simulated_runs.simulator import Cases, Simulator
 from fdgsec.federation.artifacts import ModelState
-from fdgsec.federation.defense import DefenseStack, Inspects
+from fdgsec.federation.defense import Inspects
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.malicious_client_protocol import MaliciousClient
 from fdgsec.federation.method import Client
 from fdgsec.federation.reply_slots import Slot

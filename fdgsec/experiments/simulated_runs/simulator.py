@@ -16,7 +16,8 @@ from fdgsec.experiments.setup.run_federation import FederationRun, observe
 from fdgsec.experiments.setup.run_inputs import division_of, with_validation
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles
 from fdgsec.federation.client_step import UNDEFENDED
-from fdgsec.federation.defense import DefenseStack, Outgoing, Sender
+from fdgsec.federation.defense import Outgoing, Sender
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Method, State
 from fdgsec.federation.released_statistics import PooledStyles, ReleasedStatistic
 from fdgsec.federation.wire import SERVER, Guard

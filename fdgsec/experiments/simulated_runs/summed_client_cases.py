@@ -7,7 +7,7 @@ import torch
 from fdgsec.data.domains import DomainDataset, join
 from fdgsec.experiments.simulated_runs.resampled_client_cases import LEAST_OUTSIDE
 from fdgsec.experiments.simulated_runs.simulator import Cases, Simulator, blinded
-from fdgsec.federation.defense import DefenseStack
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.method import Method
 from fdgsec.federation.server_needs import needs_of
 from fdgsec.federation.wire import CLIENTS

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from fdgsec.federation.artifacts import Artifact, ModelState, decode
 from fdgsec.federation.client_step import run_client_step
-from fdgsec.federation.defense import DefenseStack
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.engines.state import MemoryStates, StateStore
 from fdgsec.federation.engines.unchanged_requests import own_state, unchanged
 from fdgsec.federation.method import Client, GlobalModel, Inbox, Method, Reply, Step, StepRequest

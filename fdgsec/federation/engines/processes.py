@@ -21,7 +21,7 @@ from typing import Any
 
 from fdgsec.federation.artifacts import Artifact, ModelState, decode
 from fdgsec.federation.client_step import UNDEFENDED, run_client_step
-from fdgsec.federation.defense import DefenseStack
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.engines.state import MemoryStates, StateStore, read_parts, state_parts
 from fdgsec.federation.method import (
     Blueprint,

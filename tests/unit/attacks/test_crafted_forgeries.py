@@ -16,7 +16,7 @@ from fdgsec.experiments.simulated_runs.challenger import Challenger
 from fdgsec.experiments.simulated_runs.guarded_cases import Harms, NormRecorder, accuracy_lost, displaced, worst_by
 from fdgsec.federation.artifacts import Artifact, ImageStyles, ModelState, StyleStatistics
 from fdgsec.federation.client_step import run_client_step
-from fdgsec.federation.defense import DefenseStack
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.forged_artifacts import Honest, Scaled, ScaledUpdate
 from fdgsec.federation.malicious_client_protocol import ForgeryError, Leaving, Peers

@@ -11,7 +11,7 @@ from fdgsec.defenses.guards import Guards
 from fdgsec.experiments.setup.run_inputs import with_validation
 from fdgsec.experiments.simulated_runs.challenger import Challenger
 from fdgsec.federation.artifacts import ModelState, StyleBank
-from fdgsec.federation.defense import DefenseStack
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.forged_artifacts import Flawed, Heavy, Honest, Judging, Scaled, ScaledUpdate
 from fdgsec.federation.malicious_client_protocol import MaliciousClient
 from fdgsec.federation.method import Blueprint, Client, GlobalModel, Method

@@ -13,7 +13,8 @@ from fdgsec.data.roles import Roles
 from fdgsec.defenses.k_anonymous import KAnonymous
 from fdgsec.defenses.quantize import Quantize
 from fdgsec.defenses.style_noise import StyleNoise
-from fdgsec.federation.defense import Defense, DefenseStack
+from fdgsec.federation.defense import Defense
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fedalign import FedAlign
 from fdgsec.metrics.roc import auc

@@ -17,7 +17,7 @@ from fdgsec.defenses.secure_aggregation import SecureAggregation
 from fdgsec.defenses.style_noise import StyleNoise
 from fdgsec.experiments.simulated_runs.summed_client_cases import sums_suffice, sums_uploads
 from fdgsec.federation.artifacts import StyleStatistics
-from fdgsec.federation.defense import DefenseStack
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.wire import CLIENTS
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.stablefdg import StableFDG

@@ -12,7 +12,8 @@ from fdgsec.defenses.k_anonymous import KAnonymous
 from fdgsec.experiments.run_config import RunConfig, defense_of
 from fdgsec.experiments.setup.defenses import statistic_source_of
 from fdgsec.federation.artifacts import Artifact, ImageStyles
-from fdgsec.federation.defense import Defense, DefenseStack, Outgoing, Protected, Sender, mechanism_on
+from fdgsec.federation.defense import Defense, Outgoing, Protected, Sender, mechanism_on
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.method import Clock, Method, Reply
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fedalign import FedAlign

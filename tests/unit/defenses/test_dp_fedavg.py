@@ -16,7 +16,8 @@ from fdgsec.defenses.dp_fedavg import DPFedAvg, clipped
 from fdgsec.defenses.guards import Guards
 from fdgsec.defenses.secure_aggregation import SecureAggregation
 from fdgsec.federation.artifacts import Artifact, ModelState
-from fdgsec.federation.defense import Defense, DefenseStack
+from fdgsec.federation.defense import Defense
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.method import Blueprint, Client, GlobalModel
 from fdgsec.federation.round_loop import RoundLoop

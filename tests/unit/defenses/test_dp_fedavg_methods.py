@@ -6,7 +6,7 @@ import pytest
 
 from fdgsec.defenses.dp_fedavg import DPFedAvg
 from fdgsec.federation.artifacts import ModelState
-from fdgsec.federation.defense import DefenseStack
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.method import Blueprint, Client, GlobalModel
 from fdgsec.federation.round_loop import RoundLoop

@@ -13,7 +13,8 @@ from fdgsec.defenses.guards import Guards
 from fdgsec.experiments.run_config import build
 from fdgsec.experiments.setup.guarantees import guarantee_documents
 from fdgsec.federation.artifacts import GeneratorState, ModelState, Prototypes, Scores
-from fdgsec.federation.defense import Defense, DefenseStack, Outgoing, Protected, Sender
+from fdgsec.federation.defense import Defense, Outgoing, Protected, Sender
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.method import NUMBERS, Blueprint, Client, Clock, GlobalModel, Method
 from fdgsec.federation.round_loop import RoundLoop

@@ -13,7 +13,8 @@ from fdgsec.defenses.guards import Guards
 from fdgsec.experiments.run_config import RunConfig
 from fdgsec.experiments.setup.defenses import defense_stack_of
 from fdgsec.federation.artifacts import Artifact, ImageStyles, ModelState, Scores, StyleBank, StyleStatistics
-from fdgsec.federation.defense import Defense, DefenseStack
+from fdgsec.federation.defense import Defense
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.method import GlobalModel
 from fdgsec.federation.robust_statistics import median, trimmed_mean

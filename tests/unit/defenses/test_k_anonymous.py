@@ -9,7 +9,7 @@ from fdgsec.defenses.k_anonymous import KAnonymous, nearest_groups, random_group
 from fdgsec.experiments.setup.run_federation import observe
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles, ModelState, StyleStatistics
 from fdgsec.federation.client_step import run_client_step
-from fdgsec.federation.defense import DefenseStack
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.method import SHARED_ROWS, Client, Clock, Method, StepRequest
 from fdgsec.federation.stacked_methods import Stacked
 from fdgsec.methods.ccst import CCST

@@ -14,7 +14,8 @@ from fdgsec.defenses.private_scores import PrivateScores, sensitivity_of_scores
 from fdgsec.experiments.run_config import build
 from fdgsec.experiments.setup.guarantees import guarantee_documents
 from fdgsec.federation.artifacts import ModelState, Scores
-from fdgsec.federation.defense import DefenseStack, Outgoing, Protected, Sender
+from fdgsec.federation.defense import Outgoing, Protected, Sender
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.method import Client, Clock, Method
 from fdgsec.federation.round_loop import RoundLoop

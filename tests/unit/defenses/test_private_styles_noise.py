@@ -16,7 +16,8 @@ from fdgsec.experiments.run_config import attack_settings
 from fdgsec.experiments.setup.defenses import defense_stack_of
 from fdgsec.federation.artifacts import Artifact, StyleDistribution
 from fdgsec.federation.client_step import run_client_step
-from fdgsec.federation.defense import DefenseStack, Outgoing
+from fdgsec.federation.defense import Outgoing
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, Method, Reply, State, StepRequest
 from fdgsec.federation.public_clip_bounds import Reference, client_region, pooled_frame, row_region, rows_of

@@ -20,7 +20,7 @@ from fdgsec.federation.artifacts import (
     StyleBank,
     StyleStatistics,
 )
-from fdgsec.federation.defense import DefenseStack
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.method import NUMBERS, Client, GlobalModel, Method, State, Update
 from fdgsec.federation.wire import Upload
 from fdgsec.methods.ccst import CCST

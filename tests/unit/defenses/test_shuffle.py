@@ -7,7 +7,7 @@ from fdgsec.defenses.shuffle import Shuffle
 from fdgsec.experiments.run_config import build
 from fdgsec.experiments.setup.run_federation import FederationRun, observe
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ModelState, Scores, StyleBank
-from fdgsec.federation.defense import DefenseStack
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.method import NUMBERS, Client, Method
 from fdgsec.federation.wire import Upload, number_of
 from fdgsec.methods.ccst import CCST

@@ -20,7 +20,7 @@ from fdgsec.federation.artifacts import (
     StyleDistribution,
     StyleStatistics,
 )
-from fdgsec.federation.defense import DefenseStack
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.round_loop import RoundLoop
 from fdgsec.federation.wire import Wire

@@ -9,7 +9,8 @@ import torch
 from fdgsec.data.roles import Roles, split_roles
 from fdgsec.data.shapes import shapes
 from fdgsec.federation.artifacts import ModelState
-from fdgsec.federation.defense import DefenseStack, Outgoing, Protected
+from fdgsec.federation.defense import Outgoing, Protected
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.method import Method
 from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.secret_streams import SecretStream

@@ -9,7 +9,7 @@ pytest.importorskip("flwr")
 from fdgsec.experiments.flower import apps
 from fdgsec.experiments.flower.jobs import Job, Status
 from fdgsec.experiments.run_config import resolve_settings
-from fdgsec.federation.defense import DefenseStack
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.method import Method
 from fdgsec.federation.round_loop import ClientFailedError
 from fdgsec.federation.wire import Transcript

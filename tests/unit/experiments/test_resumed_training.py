@@ -16,7 +16,7 @@ from fdgsec.experiments.run_config import RunConfig, train_settings
 from fdgsec.experiments.setup.run_federation import FederationRun, RoundSettings, RunRequest, federate, run_rounds
 from fdgsec.experiments.train import kept_so_far, train
 from fdgsec.federation.checkpoints import UNFINISHED, Checkpoints, rounds_in
-from fdgsec.federation.defense import DefenseStack
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.engines.state import MemoryStates
 from fdgsec.federation.method import Method

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from fdgsec.federation.artifacts import ModelState, Scores
-from fdgsec.federation.defense import Defense, DefenseStack, Outgoing, Protected
+from fdgsec.federation.defense import Defense, Outgoing, Protected
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.method import NUMBERS, Client, Clock, Method
 from fdgsec.federation.round_loop import RoundLoop

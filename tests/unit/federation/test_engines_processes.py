@@ -13,7 +13,7 @@ import torch
 from fdgsec.defenses.dp_fedavg import DPFedAvg
 from fdgsec.experiments.setup.run_federation import FederationRun, RoundSettings, run_rounds
 from fdgsec.federation.client_step import UNDEFENDED
-from fdgsec.federation.defense import DefenseStack
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.engines.processes import ClientStepError, ProcessEngine, forked_workers
 from fdgsec.federation.engines.state import MemoryStates

@@ -10,7 +10,7 @@ import torch
 from fdgsec.defenses.guards import Guards
 from fdgsec.federation.artifacts import Artifact, ImageStyles, ModelState, Scores, StyleStatistics
 from fdgsec.federation.client_step import run_client_step
-from fdgsec.federation.defense import DefenseStack
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.forged_artifacts import Flaw, Flawed, Heavy, Honest, Judging, Scaled, ScaledUpdate
 from fdgsec.federation.malicious_client_protocol import ForgeryError, Leaving, MaliciousClient, forge_reply
 from fdgsec.federation.method import Clock, GlobalModel, Reply, StepRequest

@@ -11,7 +11,8 @@ from fdgsec.defenses.secure_aggregation import SecureAggregation
 from fdgsec.defenses.shuffle import Shuffle
 from fdgsec.experiments.run_config import build
 from fdgsec.federation.artifacts import ModelState
-from fdgsec.federation.defense import Defense, DefenseStack
+from fdgsec.federation.defense import Defense
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.method import Blueprint, Client, GlobalModel, Method
 from fdgsec.federation.round_loop import RoundLoop

@@ -10,7 +10,7 @@ import torch
 from fdgsec.defenses.guards import Guards
 from fdgsec.defenses.shuffle import Shuffle
 from fdgsec.federation.artifacts import Artifact, Scores, StyleStatistics
-from fdgsec.federation.defense import DefenseStack
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.method import Reply
 from fdgsec.federation.participation import ClientFailedError
 from fdgsec.federation.wire import Receipt, Upload, Wire

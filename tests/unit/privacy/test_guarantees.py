@@ -14,7 +14,8 @@ from fdgsec.defenses.private_scores import PrivateScores
 from fdgsec.defenses.private_styles import PrivateStyles
 from fdgsec.defenses.quantize import Quantize
 from fdgsec.experiments.setup.guarantees import attributed
-from fdgsec.federation.defense import Defense, DefenseStack, PlansGuarantee
+from fdgsec.federation.defense import Defense, PlansGuarantee
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.method import Method
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.feddag_dp import FedDAGDP

@@ -6,7 +6,7 @@ import pytest
 
 from fdgsec.defenses.dp_sgd import DPSGD
 from fdgsec.experiments.setup.guarantees import CHOSEN, guarantee_documents
-from fdgsec.federation.defense import DefenseStack
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.privacy.accounting import Use
 from fdgsec.privacy.ledger import Ledger

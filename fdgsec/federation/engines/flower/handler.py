@@ -16,7 +16,7 @@ from flwr.app import ConfigRecord, Context, Message
 
 from fdgsec.federation.artifacts import ModelState, decode
 from fdgsec.federation.client_step import run_client_step
-from fdgsec.federation.defense import DefenseStack
+from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.engines.flower.codec import (
     LONGEST,
     DecodedRequest,
