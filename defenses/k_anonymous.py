@@ -9,7 +9,7 @@ independent numbers)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -29,6 +29,8 @@ from fdgsec.privacy.guarantees import RecordMixing
 from fdgsec.runtime.errors import UsageError, WithheldError
 from fdgsec.runtime.secret_streams import SecretStream
 
+Counted = StyleStatistics | StyleDistribution | ImageStyles | Amplitudes
+
 
 @dataclass(frozen=True, kw_only=True)
 class KAnonymous:
@@ -37,6 +39,8 @@ class KAnonymous:
     `groups` of rows are drawn at "random", or made of "nearest" rows (MDAV: repeatedly the row farthest from the mean
     with its k - 1 nearest), which keeps more of the styles' variety and more of what distinguishes images. Nothing is
     released where there are fewer than k: the run ends with the reason."""
+
+    changes: ClassVar[frozenset[str]] = frozenset(kind.__name__ for kind in get_args(Counted))
 
     k: int = 5
     groups: Literal["random", "nearest"] = "random"

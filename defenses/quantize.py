@@ -6,7 +6,7 @@ privacy (one record can move a number across a boundary to another level)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal, get_args
 
 from torch import Tensor
 
@@ -27,6 +27,8 @@ class Quantize:
     outside are clipped. The default range covers the styles of the bundled encoder, of VGG relu4_1 and of normalized
     pixels; for pixels alone take low=-3, high=3. `rounding` "stochastic" rounds up with the probability of a number's
     relative distance to the next level, which is unbiased; "nearest" is deterministic."""
+
+    changes: ClassVar[frozenset[str]] = frozenset(kind.__name__ for kind in get_args(Quantized))
 
     bits: int = 8
     low: float = -4.0

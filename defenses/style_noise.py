@@ -9,7 +9,7 @@ Differs from the code: stds (and amplitudes, which are not negative either) are 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal, get_args
 
 from torch import Tensor
 
@@ -40,6 +40,8 @@ class StyleNoise:
     `p` and `scale` are the table's p and s; `mode` "fedpcl" is (1 - p) v + e, "coefficient" v + p e. `distribution` of
     e, as in FedPCL's code: gaussian of sd s, laplace of scale s (sd sqrt(2) s), or exponential of mean s, which is
     one-sided and increases every number by s on average. Stds are clamped to at least `least`."""
+
+    changes: ClassVar[frozenset[str]] = frozenset(kind.__name__ for kind in get_args(Noised))
 
     p: float = 0.1
     scale: float = 0.05

@@ -209,6 +209,16 @@ class KeepsSharesApart(Protocol):
 
 
 @runtime_checkable
+class NamesKinds(Protocol):
+    """A defense that changes artifacts of some kinds alone, and names their classes: without any it has no effect."""
+
+    @property
+    def changes(self) -> frozenset[str]:
+        """Name the kinds that it changes, as "StyleStatistics"."""
+        ...
+
+
+@runtime_checkable
 class Inspects(Protocol):
     """A defense of receivers: it inspects every message before it is used."""
 

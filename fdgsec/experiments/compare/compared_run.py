@@ -11,7 +11,7 @@ from fdgsec.experiments.report.findings import Findings, findings_of
 from fdgsec.experiments.report.schema import AttackReport
 from fdgsec.experiments.report.stored import stored_path, stored_report
 from fdgsec.experiments.report.text import promises
-from fdgsec.experiments.report.words import ADVERSARY_WORDS, listed, released_words
+from fdgsec.experiments.report.words import ADVERSARY_WORDS, behind_in_words, released_words
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.untrusted_text import read_json_object
 
@@ -48,9 +48,8 @@ class ComparedRun:
     @property
     def name(self) -> str:
         """The target, of a training the method, with its defenses."""
-        defenses = [str(defense["name"]) for defense in self.report.defenses]
         named = self.report.target if self.attacked else self.report.method
-        return named + (f" behind {listed(defenses)}" if defenses else "")
+        return f"{named}{behind_in_words(self.report)}"
 
     @property
     def unseen(self) -> str:

@@ -21,6 +21,7 @@ from fdgsec.experiments.report.words import (
     KIND_WORDS,
     KNOWLEDGE_WORDS,
     MEASURE_WORDS,
+    behind_in_words,
     kinds_sent,
     listed,
     numbers,
@@ -76,8 +77,7 @@ def _remedy(one: Remedy) -> Row:
 
 
 def _title(report: AttackReport) -> str:
-    defenses = [str(defense["name"]) for defense in report.defenses]
-    return f"{report.target} on {report.dataset['name']}" + (f" behind {listed(defenses)}" if defenses else "")
+    return f"{report.target} on {report.dataset['name']}{behind_in_words(report)}"
 
 
 def _contents(findings: Findings) -> list[tuple[str, str]]:
@@ -262,8 +262,9 @@ def _facts(report: AttackReport) -> list[tuple[str, str]]:
 def _training_page(report: AttackReport, settings: str, points: Sequence[Mapping[str, float]]) -> str:
     findings = findings_of(report)
     curves = [(name, drawn, _range(points, name)) for name in _curves(points) if (drawn := curve(points, name))]
+    title = f"{report.method} trained on {report.dataset['name']}{behind_in_words(report)}"
     return page(
-        "training.html", title=f"{report.method} trained on {report.dataset['name']}", report=report,
+        "training.html", title=title, report=report,
         contents=[("accuracy", "Accuracy"), ("curve", "Curves"), ("guarantee", "Guarantee"), ("traffic", "Traffic"),
                   ("made", "How this was made")],
         findings=findings, scores=_scores(report), curves=curves, promises=promises(report),

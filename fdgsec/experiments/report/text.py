@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from fdgsec.experiments.report.schema import AttackReport, AttackResult
-from fdgsec.experiments.report.words import CONTROL_WORDS, listed
+from fdgsec.experiments.report.words import CONTROL_WORDS, idle_defenses, listed
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.privacy.ledger import guarantee_line
 
@@ -61,12 +61,14 @@ def promises(report: AttackReport) -> list[str]:
     if not report.defenses:
         return []
     stated = []
+    idle = idle_defenses(report)
     for defense in report.defenses:
         options = defense["options"]
         assert isinstance(options, Mapping)
-        stated.append(f"{defense['name']}({', '.join(f'{key}={value}' for key, value in options.items())})")
+        said = ", which changed nothing: clients sent nothing that it acts on" if defense["name"] in idle else ""
+        stated.append(f"{defense['name']}({', '.join(f'{key}={value}' for key, value in options.items())}){said}")
     return [
-        f"defenses: {', '.join(stated)}",
+        f"defenses: {'; '.join(stated) if idle else ', '.join(stated)}",
         *(f"guarantee, {guarantee_line(each)}" for each in reversed(report.guarantees)),
     ]
 

@@ -4,6 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.registry import resolve
+
 if TYPE_CHECKING:
     from fdgsec.experiments.report.schema import AttackReport
     from fdgsec.metrics.measurement import Measurement
@@ -154,7 +157,30 @@ def released_words(report: "AttackReport") -> str:
 
 def behind_in_words(report: "AttackReport") -> str:
     """The defenses, as an ending: ` behind style-noise and quantize`; empty without any."""
-    return behind([str(defense["name"]) for defense in report.defenses])
+    return behind([name for name in defense_names(report) if name not in idle_defenses(report)])
+
+
+def defense_names(report: "AttackReport") -> list[str]:
+    """The defenses by name, in order."""
+    return [str(defense["name"]) for defense in report.defenses]
+
+
+def idle_defenses(report: "AttackReport") -> list[str]:
+    """The defenses without an effect: clients sent nothing of the kinds that they change."""
+    return [
+        name for name in defense_names(report) if (kinds := _changed_by(name)) and kinds.isdisjoint(kinds_sent(report))
+    ]  # fmt: skip
+
+
+def _changed_by(defense: str) -> frozenset[str]:
+    """The kinds that a defense names as those it changes; none where it names none, or is not known here."""
+    from fdgsec.federation.defense import NamesKinds
+
+    try:
+        found = resolve("defenses", defense)
+    except UsageError:
+        return frozenset()
+    return found.changes if isinstance(found, NamesKinds) else frozenset()
 
 
 def behind(defenses: Sequence[str]) -> str:

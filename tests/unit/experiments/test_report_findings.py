@@ -11,6 +11,7 @@ from fdgsec.experiments.report.findings import Findings, findings_of
 from fdgsec.experiments.report.headlines import DESCRIPTIVE, HEADLINES, LEFT_OUT
 from fdgsec.experiments.report.schema import AttackReport, AttackResult
 from fdgsec.experiments.report.stored import report_of
+from fdgsec.experiments.report.text import promises
 from fdgsec.experiments.report.words import encoder_in_words, percent, rate, released_words, short
 from fdgsec.metrics.measurement import Control, Measurement
 from fdgsec.runtime.registry import ATTACKS
@@ -498,3 +499,18 @@ def test_an_attack_that_could_measure_nothing_says_why():
         "Undecided for ccst-overall on pacs, encoder vgg19: membership could measure nothing (a shadow client of 40 images "
         "needs more public ones of photo; there are 14)."
     )
+
+
+@pytest.mark.parametrize(
+    ("defense", "kind", "behind"),
+    [
+        ("style-noise", "StyleStatistics", True), ("style-noise", "ModelState", False),
+        ("quantize", "Prototypes", False), ("k-anonymous", "ImageStyles", True), ("k-anonymous", "Scores", False),
+        ("guards", "ModelState", True), ("not-installed", "ModelState", True),
+    ],
+)  # fmt: skip
+def test_a_defense_that_acts_on_nothing_sent_is_not_named_as_protection(defense: str, kind: str, *, behind: bool):
+    given = report([], defenses=[{"name": defense, "options": {}}], artifacts=[{**STYLE, "kind": kind}])
+
+    assert (f" behind {defense}" in findings_of(given).sentence) is behind
+    assert ("changed nothing: clients sent nothing that it acts on" in promises(given)[0]) is not behind
