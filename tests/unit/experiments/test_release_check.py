@@ -3,12 +3,14 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import pytest
 import torch
 
 import fdgsec
 from fdgsec.attacks.membership.attack import Membership
+from fdgsec.attacks.statistics.release_precision import rounded
 from fdgsec.federation.artifacts import Amplitudes, ImageStyles, StyleStatistics, renumbered
 from fdgsec.federation.defense import Outgoing, Protected
 from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Inbox, Method, State
@@ -97,18 +99,43 @@ class OtherUnitsForSome(CCST):
 
 @dataclass(frozen=True, kw_only=True)
 class Blurred(CCST):
-    """Pooled styles with noise of a thousandth of their length, drawn anew or from the client's name."""
+    """Pooled styles with noise of a part of their length, drawn anew, from the client's name, or from its images."""
 
-    by_name: bool = False
+    drawn_from: Literal["rng", "name", "images"] = "rng"
+    level: float = 0.001
 
     def share(
         self, client: Client, *, model: GlobalModel | None, state: State, clock: Clock, rng: torch.Generator
     ) -> tuple[Inbox, State]:
         sent, state = super().share(client, model=model, state=state, clock=clock, rng=rng)
         style = sent["style"].tensors()
-        drawn = stream(0, "world", client.name) if self.by_name else rng
-        noise = torch.randn(style["mean"].shape, generator=drawn) * style["mean"].norm() / style["mean"].numel() ** 0.5
-        return {"style": StyleStatistics(mean=style["mean"] + 0.001 * noise, std=style["std"])}, state
+        drawn = {"rng": rng, "name": stream(0, "world", client.name), "images": stream(0, "world", *client.data.ids)}
+        noise = torch.randn(style["mean"].shape, generator=drawn[self.drawn_from])
+        noise = noise * style["mean"].norm() / style["mean"].numel() ** 0.5
+        return {"style": StyleStatistics(mean=style["mean"] + self.level * noise, std=style["std"])}, state
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrittenShort(CCST):
+    """Pooled styles in half precision."""
+
+    def share(
+        self, client: Client, *, model: GlobalModel | None, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Inbox, State]:
+        sent, state = super().share(client, model=model, state=state, clock=clock, rng=rng)
+        return {"style": rounded(sent["style"], "float16")}, state
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfOneVariance(CCST):
+    """Pooled styles whose variances divide by the number of pixels less one."""
+
+    def share(
+        self, client: Client, *, model: GlobalModel | None, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Inbox, State]:
+        sent, state = super().share(client, model=model, state=state, clock=clock, rng=rng)
+        style, pixels = sent["style"].tensors(), len(client.data) * 32 * 32
+        return {"style": StyleStatistics(mean=style["mean"], std=style["std"] * (pixels / (pixels - 1)) ** 0.5)}, state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,9 +189,19 @@ def test_spectra_of_single_images_are_compared(own_cache: object):
         (Summed(encoder="pixels"), "the release 'style' is not the pooled style of its images"),
         (FromTwentyFive(encoder="pixels"), "the release 'style' is not the pooled style of its images"),
         (Blurred(encoder="pixels"), "noise that no defense declares"),
-        (Blurred(encoder="pixels", by_name=True), "noise that no defense declares"),
+        (Blurred(encoder="pixels", drawn_from="name"), "noise that no defense declares"),
+        (Blurred(encoder="pixels", drawn_from="images", level=1e-5), "noise that no defense declares"),
     ],
-    ids=["scaled rows", "of unknown origin", "medians", "parts of a sum", "from 25 images", "noise", "noise by name"],
+    ids=[
+        "scaled rows",
+        "of unknown origin",
+        "medians",
+        "parts of a sum",
+        "from 25 images",
+        "noise",
+        "noise by name",
+        "noise by images",
+    ],
 )
 def test_a_release_that_is_not_what_attacks_take_it_for_gets_no_verdict(method: CCST, reason: str, own_cache: object):
     report = fdgsec.attack(method, attacks=READING, per_domain=60, image_size=32)
@@ -175,6 +212,13 @@ def test_a_release_that_is_not_what_attacks_take_it_for_gets_no_verdict(method: 
         assert found.status == "skipped", found.name
         assert (found.reason or "").startswith(("not applicable: ", "not run: "))
     assert any(reason in (found.reason or "") for found in applied)
+
+
+@pytest.mark.parametrize("method", [WrittenShort(encoder="pixels"), OfOneVariance(encoder="pixels")])
+def test_what_attacks_account_for_is_no_noise(method: CCST, own_cache: object):
+    (result,) = fdgsec.attack(method, attacks=("linkage",), per_domain=60, image_size=32).attacks
+
+    assert result.status == "done", result.reason
 
 
 @dataclass(frozen=True, kw_only=True)
