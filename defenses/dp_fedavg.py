@@ -17,6 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fdgsec.federation.artifact_checks import LARGEST
 from fdgsec.federation.artifacts import ModelState, Scores
 from fdgsec.federation.defense import Outgoing, Protected, Sender
 from fdgsec.federation.method import NUMBERS, GlobalModel, Method
@@ -83,8 +84,8 @@ class DPFedAvg:
         return self.trust == "distributed"
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.clip) and self.clip > 0):
-            raise UsageError(f"dp-fedavg.clip must be finite and above 0; got {self.clip}.")
+        if not 0 < self.clip <= LARGEST:
+            raise UsageError(f"dp-fedavg.clip must be above 0 and at most {LARGEST:g}; got {self.clip}.")
         if self.noise_multiplier is not None and not 0 <= self.noise_multiplier < math.inf:
             raise UsageError(f"dp-fedavg.noise_multiplier must be finite and at least 0; got {self.noise_multiplier}.")
         if self.weight_cap is not None and self.weight_cap < 1:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from fdgsec.federation.artifact_checks import LARGEST
 from fdgsec.federation.artifacts import GeneratorState, ModelState
 from fdgsec.federation.defense import Outgoing, Protected
 from fdgsec.federation.method import NUMBERS, Client, Clock, Method
@@ -48,10 +49,10 @@ class DPSGD:
         if (self.epsilon is not None and not self.epsilon > 0) or not 0 < self.delta < 1:
             raise UsageError(f"dp-sgd needs epsilon above 0 and delta in (0, 1); got {self.epsilon} and {self.delta}.")
         noise = 0.0 if self.noise_multiplier is None else self.noise_multiplier
-        if not (0 <= noise < math.inf and SMALLEST_NORM <= self.max_grad_norm < math.inf):
+        if not (0 <= noise < math.inf and SMALLEST_NORM <= self.max_grad_norm <= LARGEST):
             raise UsageError(
-                f"dp-sgd needs a noise multiplier of at least 0 and a finite gradient norm of at least "
-                f"{SMALLEST_NORM:g}; got {self.noise_multiplier} and {self.max_grad_norm}."
+                f"dp-sgd needs a noise multiplier of at least 0 and a gradient norm from {SMALLEST_NORM:g} to "
+                f"{LARGEST:g}; got {self.noise_multiplier} and {self.max_grad_norm}."
             )
         if 0 < noise < SMALLEST_MULTIPLIER:
             raise UsageError(

@@ -51,7 +51,7 @@ class Guards:
 
     def __post_init__(self) -> None:
         bounds = (self.largest_bytes, *(bound for bound in (self.norm, self.outlier) if bound is not None))
-        if not (min(bounds) > 0 and self.hostile >= 0):
+        if not (all(bound > 0 for bound in bounds) and self.hostile >= 0):
             raise UsageError(
                 f"guards needs norm, outlier and largest_bytes above 0 and hostile at least 0; got norm = {self.norm}, "
                 f"outlier = {self.outlier}, largest_bytes = {self.largest_bytes}, hostile = {self.hostile}."

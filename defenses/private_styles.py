@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from fdgsec.federation.artifact_checks import LARGEST
 from fdgsec.federation.artifacts import Amplitudes, ImageStyles, StyleDistribution, StyleStatistics
 from fdgsec.federation.defense import Outgoing, Protected, StatisticSource
 from fdgsec.federation.method import Method
@@ -99,11 +100,11 @@ class PrivateStyles:
                 f"private-styles needs epsilon above 0 and delta in (0, 1); got {self.epsilon} and {self.delta}."
             )
         if (
-            self.clip != "auto" and not (isinstance(self.clip, int | float) and self.clip >= SMALLEST_CLIP)
+            self.clip != "auto" and not (isinstance(self.clip, int | float) and SMALLEST_CLIP <= self.clip <= LARGEST)
         ) or not 0 < self.quantile <= 1:
             raise UsageError(
-                f"private-styles needs clip of at least {SMALLEST_CLIP:g} (or auto) and quantile in (0, 1]; got "
-                f"{self.clip} and {self.quantile}."
+                f"private-styles needs clip from {SMALLEST_CLIP:g} to {LARGEST:g} (or auto) and quantile in (0, 1]; "
+                f"got {self.clip} and {self.quantile}."
             )
         if self.unit == "client" and self.neighbors == "add-remove":
             raise UsageError(

@@ -10,6 +10,7 @@ from typing import ClassVar, Literal, get_args
 
 from torch import Tensor
 
+from fdgsec.federation.artifact_checks import LARGEST
 from fdgsec.federation.artifacts import Amplitudes, ImageStyles, StyleDistribution, StyleStatistics, renumbered
 from fdgsec.federation.defense import Outgoing, Protected
 from fdgsec.federation.method import Method
@@ -38,8 +39,11 @@ class Quantize:
     def __post_init__(self) -> None:
         if not 1 <= self.bits <= 23:  # the mantissa of float32
             raise UsageError(f"quantize needs bits in 1..23; got {self.bits}.")
-        if not self.low < self.high or self.high <= 0:
-            raise UsageError(f"quantize needs low < high and high > 0; got low = {self.low}, high = {self.high}.")
+        if not (-LARGEST <= self.low < self.high <= LARGEST and self.high > 0):
+            raise UsageError(
+                f"quantize needs low < high and high > 0, both up to {LARGEST:g} in size; got low = {self.low}, "
+                f"high = {self.high}."
+            )
 
     @property
     def assumptions(self) -> Sequence[str]:

@@ -13,6 +13,7 @@ from typing import ClassVar, Literal, get_args
 
 from torch import Tensor
 
+from fdgsec.federation.artifact_checks import LARGEST
 from fdgsec.federation.artifacts import (
     Amplitudes,
     Artifact,
@@ -50,9 +51,9 @@ class StyleNoise:
     least: float = 1e-6
 
     def __post_init__(self) -> None:
-        if not 0 <= self.p < 1 or self.scale < 0 or self.least < 0:
+        if not (0 <= self.p < 1 and 0 <= self.scale <= LARGEST and 0 <= self.least <= LARGEST):
             raise UsageError(
-                "style-noise needs p in [0, 1), scale and least at least 0; got "
+                f"style-noise needs p in [0, 1), scale and least from 0 to {LARGEST:g}; got "
                 f"p = {self.p}, scale = {self.scale}, least = {self.least}."
             )
 

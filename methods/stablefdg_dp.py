@@ -72,8 +72,8 @@ class StableFDGDP(StableFDG):
 
     @property
     def trains_on_own_releases(self) -> bool:
-        """Whether the center of exploration is the client's own released one."""
-        return self.center == "own"
+        """Whether a client's own distribution is the center of exploration, or chooses whose it receives."""
+        return self.shares != "never" and (self.center == "own" or self.sharing == "farthest")
 
     @property
     def trains_through_trainer(self) -> bool:

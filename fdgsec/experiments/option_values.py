@@ -1,6 +1,7 @@
 """Options from text and plain data: values read, tables laid over each other, and frozen dataclasses made of them."""
 
 import dataclasses
+import math
 import re
 import types
 from collections.abc import Mapping, Sequence
@@ -67,6 +68,8 @@ def _fitted(kind: Any, value: Any, where: str) -> Any:
     if plain is Any or (
         isinstance(plain, type) and isinstance(value, plain) and not (plain is int and isinstance(value, bool))
     ):
+        if isinstance(value, float) and math.isnan(value):  # it passes every bound that is written the other way round
+            raise UsageError(f"{where} cannot be NaN; give a number.")
         return value
     raise UsageError(f"{where} cannot be {value!r}; expected {_described(kind)}.")
 

@@ -22,7 +22,7 @@ from fdgsec.federation.method import (
 )
 from fdgsec.federation.released_statistics import ReleasedStatistic
 from fdgsec.federation.wire import Message, Policy
-from fdgsec.nn.training.training_loop import Trainer
+from fdgsec.nn.training.training_loop import Trainer, epochs
 from fdgsec.privacy.accounting import Use
 from fdgsec.privacy.guarantees import PlannedGuarantee, RecordMixing
 from fdgsec.runtime.errors import UsageError
@@ -77,17 +77,19 @@ class Sender:
 
         Its `records` are refused: a defense that reads them would discard what was done to the artifact before."""
         validation = None if self.client.validation is None else blank(self.client.validation)
-        client = replace(self.client, data=blank(self.client.data), validation=validation)
+        client = replace(self.client, data=blank(self.client.data), validation=validation, trainer=epochs)
         state = {name: value for name, value in self.state.items() if name.endswith(SHARED_ROWS)}
         return replace(self, client=client, state=state, sealed=True)
 
     @cached_property
     def without_count(self) -> "Sender":
-        """The sender as post-processing sees it where a guarantee hides how many images it has: with none."""
+        """The sender as post-processing sees it where a guarantee hides how many images it has: with none, and of its
+        rows only how many there are."""
         sealed, nothing = self.without_data, torch.zeros(0, dtype=torch.int64)
         validation = None if sealed.client.validation is None else sealed.client.validation.subset(nothing)
         client = replace(sealed.client, data=sealed.client.data.subset(nothing), validation=validation)
-        return replace(sealed, client=client, hides_count=True)
+        rows = {name: torch.arange(len(value)) for name, value in sealed.state.items()}  # places reach up to the number
+        return replace(sealed, client=client, state=rows, trained=None, hides_count=True)
 
     @cached_property
     def record_statistic(self) -> RecordStatistic:

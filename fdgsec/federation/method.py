@@ -244,7 +244,8 @@ class Method(ABC):
 
     @property
     def trains_on_own_releases(self) -> bool:
-        """Whether a client trains on its own releases; its model then leaks at least as much as they do."""
+        """Whether what a client trains on depends on its own releases, be it that they choose what it receives; its
+        model then leaks at least as much as they do."""
         return False
 
     def check(self, clients: int) -> None:

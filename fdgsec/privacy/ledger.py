@@ -74,6 +74,10 @@ class Guarantee:
         return guarantee_line(self.document())
 
 
+LARGE_DELTA = 1e-3
+"""A delta above which guarantees say what it allows: with 1,000 images, to send one of them as it is."""
+
+
 def epsilon_text(epsilon: float) -> str:
     """Write an epsilon with four digits, rounded up: a guarantee is never stated smaller than it is.
 
@@ -91,11 +95,16 @@ def guarantee_line(guarantee: Mapping[str, object]) -> str:
     uncovered, covers = (list(map(str, _listed(guarantee[key]))) for key in ("uncovered", "covers"))
     if guarantee["epsilon"] is None:
         return f"{guarantee['part']}: none, unprotected: {', '.join(uncovered) or 'everything'}"
-    value = float(str(guarantee["epsilon"]))
+    value, little = float(str(guarantee["epsilon"])), _little(float(str(guarantee["delta"])))
     return (
         f"{guarantee['part']}: epsilon {epsilon_text(value)} at delta {guarantee['delta']} per {guarantee['unit']} "
-        f"({guarantee['relation']}), over {', '.join(covers)}{review_mark(guarantee)}"
+        f"({guarantee['relation']}){little}, over {', '.join(covers)}{review_mark(guarantee)}"
     )
+
+
+def _little(delta: float) -> str:
+    """What a large delta leaves open; nothing for a small one."""
+    return f", but with a probability of {delta:g} it may tell anything" if delta > LARGE_DELTA else ""
 
 
 def review_mark(guarantee: Mapping[str, object]) -> str:

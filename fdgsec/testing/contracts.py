@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 
 import numpy as np
+import sklearn.preprocessing  # noqa: F401  what it imports draws a number from `random` when it is first imported
 import torch
 from torch import Tensor
 

@@ -1,7 +1,8 @@
 """`check_method`: the contract of a method that engines rely on, over a few rounds on shapes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from itertools import permutations
 
 import torch
 from torch import Tensor
@@ -15,13 +16,17 @@ from fdgsec.federation.artifacts import (
     StyleStatistics,
     kind_named,
 )
-from fdgsec.federation.method import SHARED_ROWS, Client, Method
+from fdgsec.federation.method import SHARED_ROWS, Client, Clock, Inbox, Method, State
 from fdgsec.federation.release_declarations import ROUND_LOOP, Release
+from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.secret_streams import simulated_stream
 from fdgsec.testing.contracts import UNTOUCHED, check_frozen, expect, nothing_kept, same
-from fdgsec.testing.small_federation import CLIENTS, Outcome, Passed, federated, small_clients
+from fdgsec.testing.small_federation import CLIENTS, Outcome, Passed, federated, small_clients, start_of
 
 DECLARED = "what is sent is what is declared"
 """The promise that releases name every artifact."""
+RETURNS = "what comes back of one's own is said (trains_on_own_releases)"
+"""The promise on which a private model rests where styles are sent unprotected."""
 
 
 def check_method(given: object) -> None:
@@ -34,6 +39,7 @@ def check_method(given: object) -> None:
     check_frozen(general)
     method, members = general.fitting(CLIENTS), small_clients(CLIENTS)
     before = [_contents(client) for client in members]
+    _check_own_return(method, members)
     with nothing_kept(method):
         plain = federated(method, members, recode=False)
         _check_untouched(members, before)
@@ -53,6 +59,39 @@ def check_method(given: object) -> None:
     acting = {message.sender for message in partial.transcript.messages()}
     idle = sorted(holder for holder, state in partial.states.items() if state and holder not in acting)
     expect(not idle, "only participants hold state", f"{', '.join(idle)} took no part, and have state")
+
+
+def _check_own_return(method: Method, members: Sequence[Client]) -> None:
+    """Check that a client trains to the same model whatever it shared: every one shares what another one has, in turn,
+    which moves it far. Where the server then gives it the same, nothing is trained."""
+    if method.shares == "never" or method.trains_on_own_releases or not method.trains_through_trainer:
+        return
+    clock = Clock(round=0, rounds=1, participants=tuple(client.name for client in members))
+    model = start_of(method)
+    shared, states = dict[str, Inbox](), dict[str, State]()
+    for client in members:
+        rng = stream(0, "world", "own return", client.name)
+        shared[client.name], states[client.name] = method.share(client, model=model, state={}, clock=clock, rng=rng)
+
+    def given(client: Client, sent: Mapping[str, Inbox]) -> Inbox:
+        inboxes, _ = method.combine(sent, server={}, clock=clock, rng=simulated_stream(0, "own return"))
+        return inboxes.get(client.name, {})
+
+    def trained(client: Client, inbox: Inbox) -> Mapping[str, str]:
+        update, _ = method.fit(
+            client, model=model, inbox=inbox, state=dict(states[client.name]), clock=clock,
+            rng=stream(0, "world", "own return", "fit"),
+        )  # fmt: skip
+        return _hashes(update.artifacts)
+
+    for client, other in permutations(members, 2):
+        usual, instead = given(client, shared), given(client, {**shared, client.name: shared[other.name]})
+        same_model = _hashes(usual) == _hashes(instead) or trained(client, usual) == trained(client, instead)
+        expect(same_model, RETURNS, f"{client.name} trains to another model where it shares something else")
+
+
+def _hashes(artifacts: Mapping[str, Artifact]) -> Mapping[str, str]:
+    return {slot: artifact.sha256 for slot, artifact in artifacts.items()}
 
 
 def _check_finite(outcome: Outcome) -> None:

@@ -2,8 +2,11 @@
 
 A method that brings nothing but its own hooks passes unchanged: it is enough that its name is in the registry."""
 
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import pytest
 import torch
@@ -15,6 +18,7 @@ from fdgsec.federation.release_declarations import Release
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.methods.fedccrl import FedCCRL
+from fdgsec.methods.stablefdg_dp import StableFDGDP
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.registry import METHODS, resolve
@@ -168,6 +172,26 @@ class SwapsOwnersOfClients(CCST):
         return {client: {slot: swapped} for client in handed}, server
 
 
+@dataclass(frozen=True, kw_only=True)
+class HidesItsChoice(StableFDGDP):
+    """Says that nothing of a client's own comes back, where its own style chooses whose it receives."""
+
+    @property
+    def trains_on_own_releases(self) -> bool:
+        return False
+
+    @property
+    def trains_through_trainer(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("sharing", ["random", "farthest"])
+def test_the_model_is_no_safer_than_a_style_that_chooses_what_is_received(sharing: Literal["random", "farthest"]):
+    method = StableFDGDP(plan=PLAN, center="received", sharing=sharing)
+
+    assert method.trains_on_own_releases is (sharing == "farthest")
+
+
 @pytest.mark.parametrize(
     ("liar", "promise"),
     [
@@ -182,6 +206,7 @@ class SwapsOwnersOfClients(CCST):
         (DrawsGlobally(plan=PLAN), "no draws from global randomness: DrawsGlobally moved the global state of torch"),
         (DrawsGlobally(plan=PLAN, strength=0.1), "the same seed gives the same bytes"),
         (WritesOnWhatItGot(plan=PLAN), "steps leave what they are handed as it was"),
+        (HidesItsChoice(plan=PLAN, center="received", sharing="farthest"), "what comes back of one's own is said"),
         (object(), "must be a frozen dataclass"),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
@@ -196,3 +221,10 @@ def test_a_liar_is_found_out_and_told_which_promise_it_broke(liar: object, promi
 def test_a_name_and_a_class_are_checked_with_default_options():
     check_method("fedavg")
     check_method(FedAvg)
+
+
+@pytest.mark.slow
+def test_the_first_check_of_a_process_blames_no_method_for_what_libraries_draw_at_their_import():
+    command = "from fdgsec.testing import check_method; check_method('fedalign')"
+
+    assert subprocess.run([sys.executable, "-c", command], capture_output=True, check=False).stderr.decode() == ""

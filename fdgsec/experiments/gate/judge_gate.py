@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from fdgsec.experiments.gate.thresholds import ACCURACY, GUARANTEE, Threshold, check_names
+from fdgsec.experiments.gate.thresholds import ACCURACY, ASKED, DELTA, GUARANTEE, Threshold, check_names
 from fdgsec.experiments.report.schema import AttackReport, AttackResult
 from fdgsec.experiments.report.stored import stored_path, stored_report
 from fdgsec.experiments.report.text import described
@@ -199,6 +199,11 @@ def _guarantee(threshold: Threshold, report: AttackReport) -> Check:
     stated = [each for each in report.guarantees if each["part"] == "run"]
     if not stated or stated[0]["epsilon"] is None:
         return _none(threshold, "the run has no guarantee" + ("" if stated else ": it had no defense"))
-    epsilon = float(str(stated[0]["epsilon"]))
-    words = f"epsilon {epsilon_text(epsilon)} at delta {stated[0]['delta']} per {stated[0]['unit']}"
+    epsilon, delta = float(str(stated[0]["epsilon"])), float(str(stated[0]["delta"]))
+    has = {key: str(stated[0].get(key, "unknown")) for key in ASKED}
+    words = f"epsilon {epsilon_text(epsilon)} at delta {delta:g} per {has['unit']} ({has['relation']})"
+    if delta > (most := float(threshold.where.get("delta", DELTA))):
+        return _none(threshold, f"{words}: a delta of at most {most:g} is asked for ([delta=...] asks for another)")
+    if wrong := [f"{key}={said}" for key, said in threshold.where.items() if said != has.get(key, said)]:
+        return _none(threshold, f"{words}: {' and '.join(wrong)} is asked for")
     return _within(threshold, "guarantee.epsilon", {"value": epsilon}, "value", words)

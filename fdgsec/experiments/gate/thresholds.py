@@ -4,16 +4,21 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from fdgsec.experiments.report.glossary import MEASUREMENTS, SLICES, meaning
 from fdgsec.experiments.report.schema import AttackReport
+from fdgsec.privacy.accounting import Relation
 from fdgsec.runtime.errors import UsageError, unknown_name
 from fdgsec.runtime.registry import names
 
 Side = Literal["max", "min"]
 ACCURACY = "accuracy"
 GUARANTEE = "guarantee"
+DELTA = 1e-5
+"""The largest delta of a guarantee whose epsilon a limit is about, where it names no other: that of runs by default."""
+ASKED = {"unit": ("record", "client"), "relation": get_args(Relation)}
+"""What brackets can ask of a guarantee beside `delta`, and their values."""
 _FORM = re.compile(
     r"(?P<attack>[^.\[\]=\s]+)\.(?P<measurement>[^.\[\]=\s]+)(\[(?P<where>[^\[\]]*)\])?=(?P<limit>[^=_\[\]]+)"
 )
@@ -39,7 +44,8 @@ RANGES: Mapping[str, tuple[float, float]] = {
 class Threshold:
     """A limit on the rows of one measurement of one attack whose slices have the entries `where`.
 
-    `attack` may be "accuracy" (its measurements are "unseen" and the clients' domains) or "guarantee" ("epsilon").
+    `attack` may be "accuracy" (its measurements are "unseen" and the clients' domains) or "guarantee" ("epsilon", of
+    which `where` asks for a largest delta, a unit and a relation).
     Raises UsageError for a limit that is not finite or beyond what the measurement can be."""
 
     side: Side
@@ -112,8 +118,11 @@ def check_names(threshold: Threshold, report: AttackReport) -> None:
         raise unknown_name("attack", threshold.attack, attacks)
     if threshold.attack == GUARANTEE:
         _known("measurement of a guarantee", threshold.measurement, ["epsilon"])
+        _check_asked(threshold)
     elif threshold.attack == ACCURACY:
         _known("accuracy", threshold.measurement, ["unseen", *_domains(report)])
+        if threshold.where:
+            raise UsageError(f"{threshold.text}: an accuracy has no slices; leave the brackets out.")
     else:
         rows = [row for each in report.attacks for row in each.measurements]
         measured = dict.fromkeys([*(row.name for row in rows if row.name), *MEASUREMENTS])
@@ -122,6 +131,23 @@ def check_names(threshold: Threshold, report: AttackReport) -> None:
         keys = dict.fromkeys([*(key for row in rows for key in row.slice), *SLICES])
         for key in threshold.where:
             _known("slice entry", key, keys)
+
+
+def _check_asked(threshold: Threshold) -> None:
+    """Raise UsageError for brackets that ask of a guarantee what none has."""
+    for key, said in threshold.where.items():
+        _known("property of a guarantee", key, ["delta", *ASKED])
+        if key != "delta":
+            _known(key, said, ASKED[key])
+        elif not _is_share(said):
+            raise UsageError(f"{threshold.text}: delta is a number from 0 to 1; got {said!r}.")
+
+
+def _is_share(text: str) -> bool:
+    try:
+        return 0 <= float(text) < 1
+    except ValueError:
+        return False
 
 
 def _domains(report: AttackReport) -> list[str]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import pytest
@@ -22,10 +22,11 @@ from fdgsec.methods.feddg import FedDG
 from fdgsec.methods.stablefdg import StableFDG
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.privacy.accounting import Use
+from fdgsec.privacy.dp_sgd import PrivateTrainer
 from fdgsec.runtime.errors import FdgsecError, UsageError
 from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.registry import DEFENSES, name_of
-from fdgsec.runtime.secret_streams import SecretStream
+from fdgsec.runtime.secret_streams import SecretStream, simulated_stream
 from fdgsec.testing.small_federation import four_clients, start_of
 
 TEXTS = (
@@ -198,6 +199,37 @@ def test_post_processing_of_others_sees_no_count_that_a_guarantee_hides(options:
     own = four_clients()[0]
     assert own.validation is not None
     assert counts == [(seen * len(own.data), seen * len(own.validation))]
+
+
+def test_rows_behind_a_guarantee_that_hides_their_number_tell_no_places():
+    """The places of rows reach up to how many images a client has, and so do the steps of a private trainer."""
+    seen: list[Sender] = []
+
+    class Looking(Exemplar):
+        """Looks at its sender."""
+
+        def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
+            seen.append(outgoing.sender)
+            return Protected(artifact=outgoing.artifact)
+
+    sent(SENDING["rows"], defense_of("private-styles:epsilon=1,unit=client"), Looking())
+
+    (sender,) = seen
+    assert {name: rows.tolist() for name, rows in sender.state.items()} == {"shared_rows": list(range(6))}
+    assert (
+        replace(sender, trained=(Use(mechanism="gaussian", noise=1.0, sensitivity={}),)).without_count.trained is None
+    )
+
+
+def test_post_processing_has_no_trainer_that_knows_the_noise():
+    method, client = FedAvg(plan=PLAN), four_clients()[0]
+    clock = Clock(round=0, rounds=1, participants=("client:0",))
+    trainer = PrivateTrainer(noise_multiplier=1.0, max_grad_norm=1.0, secret=simulated_stream(0, "noise"))
+    sender = Sender(
+        client=client.training_by(trainer), method=method, clock=clock, model=None, state={}, statistic_source=None
+    )
+
+    assert sender.without_data.client.trainer is client.trainer
 
 
 def test_an_outgoing_artifact_reaches_post_processing_without_its_sender():

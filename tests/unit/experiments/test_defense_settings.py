@@ -52,8 +52,21 @@ def test_stored_settings_are_read_as_they_were():
         ("style-nose", "did you mean 'style-noise'"),
         ("style-noise:sacle=1", "did you mean 'scale'"),
         ("quantize:bits=many", "bits cannot be 'many'; expected int"),
+        ("style-noise:scale=nan", "scale cannot be NaN"),
+        ("style-noise:scale=inf", "scale and least from 0 to 1e\\+18"),
+        ("guards:outlier=nan", "outlier cannot be nan; expected float or nothing"),
+        ("quantize:high=inf", "both up to 1e\\+18 in size"),
+        ("private-styles:clip=1e300", "private-styles needs clip from 1e-09 to 1e\\+18"),
+        ("dp-sgd:epsilon=8,max_grad_norm=1e300", "gradient norm from 1e-09 to 1e\\+18"),
+        ("dp-fedavg:clip=inf", "clip must be above 0 and at most 1e\\+18"),
     ],
 )
-def test_what_names_no_defense_is_refused(text: str, message: str):
+def test_what_names_no_defense_or_gives_it_no_number_is_refused(text: str, message: str):
     with pytest.raises(UsageError, match=message):
         defense_of(text)
+
+
+def test_no_bound_of_a_guard_is_no_number():
+    for options in ({"norm": math.nan}, {"outlier": math.nan}):
+        with pytest.raises(UsageError, match="guards needs norm, outlier"):
+            Guards(**options)

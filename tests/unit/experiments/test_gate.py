@@ -134,8 +134,31 @@ def test_accuracies_and_guarantees_have_limits_too(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
+    ("delta", "brackets", "outcome"),
+    [
+        (1e-5, "", "passed"), (0.99, "", "error"), (0.99, "[delta=.99]", "passed"), (1e-5, "[delta=1e-6]", "error"),
+        (1e-5, "[unit=client]", "error"), (1e-5, "[unit=record]", "passed"),
+        (1e-5, "[relation=replace-one]", "error"), (1e-5, "[unit=record,relation=zero-out]", "passed"),
+    ],
+)  # fmt: skip
+def test_an_epsilon_counts_at_a_small_delta_and_for_what_is_asked_for(
+    delta: float, brackets: str, outcome: str, tmp_path: Path
+):
+    stated = {"part": "run", "epsilon": 0.0, "delta": delta, "unit": "record", "relation": "zero-out"}
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "report.json").write_text(replace(trained(), guarantees=[stated]).json())
+
+    assert outcomes(folder, [f"guarantee.epsilon{brackets}=8"]) == [outcome]
+
+
+@pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["--max", "guarantee.epsilon[units=client]=8"], "did you mean 'unit'?"),
+        (["--max", "guarantee.epsilon[unit=clients]=8"], "did you mean 'client'?"),
+        (["--max", "guarantee.epsilon[delta=2]=8"], "delta is a number from 0 to 1"),
+        (["--min", "accuracy.unseen[domain=photo]=.5"], "an accuracy has no slices"),
         ([], "a gate needs limits"),
         (["--max", "membrship.auc=.5"], "did you mean 'membership'?"),
         (["--max", "membership.acu=.5"], "did you mean 'auc'?"),

@@ -193,3 +193,10 @@ def test_what_a_ledger_states_by_itself_and_what_older_runs_stored_is_unvetted()
 
     assert guarantee_line(document).endswith("over share/style (unvetted)")
     assert guarantee_line(older).endswith("over share/style (unvetted)")
+
+
+def test_a_large_delta_says_what_it_allows():
+    document = {**stated(DPSGD(epsilon=1.0), covers=("update/model",)).document(), "delta": 0.99}
+
+    assert "but with a probability of 0.99 it may tell anything, over update/model" in guarantee_line(document)
+    assert "it may tell anything" not in guarantee_line({**document, "delta": 1e-5})
