@@ -27,6 +27,8 @@ from fdgsec.runtime.untrusted_text import LARGEST_JSON, parse_json_object, read_
 SERVER = "server"
 CLIENTS = "clients"
 """The sender of what a policy makes of the uploads of all clients."""
+SUM = "sum over clients"
+"""What such messages count as."""
 ANONYMOUS = "anonymous"
 """Prefix of an anonymous sender: "anonymous:3" is a client whose name a policy has removed."""
 GENESIS = "0" * 64
@@ -39,9 +41,10 @@ _DIGEST = re.compile("[0-9a-f]{64}")
 
 
 def parties(name: str) -> str:
-    """What counts together with `name` where senders or receivers are counted: all clients, or all without a name."""
+    """What counts together with `name` where senders or receivers are counted: all clients, all without a name, or the
+    sum of all, of which every client sends a part of the same size."""
     kind = name.partition(":")[0]
-    return f"anonymous {CLIENTS}" if kind == ANONYMOUS else CLIENTS if kind == "client" else name
+    return {ANONYMOUS: f"anonymous {CLIENTS}", "client": CLIENTS, CLIENTS: SUM}.get(kind, name)
 
 
 @dataclass(frozen=True, kw_only=True)

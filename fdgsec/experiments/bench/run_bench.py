@@ -31,7 +31,7 @@ from fdgsec.experiments.setup.run_federation import FederationRun, RunRequest, f
 from fdgsec.experiments.setup.run_inputs import load_world
 from fdgsec.experiments.train import train
 from fdgsec.federation.run_folder import environment, reserved
-from fdgsec.federation.wire import SERVER
+from fdgsec.federation.wire import SERVER, SUM, parties
 from fdgsec.nn.training.precision import device_named
 from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.errors import DataError, UsageError, unknown_name
@@ -316,13 +316,17 @@ def traffic_of(report: AttackReport, config: RunConfig) -> dict[str, dict[str, f
 
 
 def traffic(report: AttackReport, *, rounds: int, participants: int) -> dict[str, dict[str, float]]:
-    """Bytes per round and participant, {"up"|"down": {kind: bytes}}; one-time messages are averaged over rounds."""
+    """Bytes per round and participant, {"up"|"down": {kind: bytes}}; one-time messages are averaged over rounds.
+
+    Where the server gets a sum alone, each participant sends as much as the sum has."""
     found: dict[str, dict[str, float]] = {"up": {}, "down": {}}
     share = 1 / max(rounds * participants, 1)
-    rows = cast(Sequence[Mapping[str, Any]], [*report.artifacts, *report.model_traffic])
+    sent = [{**row, "sender": parties(str(row["sender"]))} for row in report.artifacts]
+    rows = cast(Sequence[Mapping[str, Any]], [*sent, *report.model_traffic])
     for row in rows:
         way = found["up" if row["receiver"] == SERVER else "down"]
-        way[row["kind"]] = way.get(row["kind"], 0.0) + row["bytes"] * share
+        parts = participants if row["sender"] == SUM else 1
+        way[row["kind"]] = way.get(row["kind"], 0.0) + row["bytes"] * share * parts
     return found
 
 

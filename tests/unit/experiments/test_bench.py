@@ -271,18 +271,30 @@ def test_traffic_is_per_round_and_participant_and_names_its_direction():
     sent = report(
         0.5,
         artifacts=[
-            {"stage": "share", "kind": "StyleStatistics", "receiver": "server", "bytes": 40},
-            {"stage": "combine", "kind": "StyleBank", "receiver": "client:1", "bytes": 80},
+            {"stage": "share", "kind": "StyleStatistics", "sender": "client:1", "receiver": "server", "bytes": 40},
+            {"stage": "combine", "kind": "StyleBank", "sender": "server", "receiver": "client:1", "bytes": 80},
         ],
         model_traffic=[
-            {"stage": "model", "kind": "ModelState", "receiver": "clients", "bytes": 4000},
-            {"stage": "update", "kind": "ModelState", "receiver": "server", "bytes": 4000},
+            {"stage": "model", "kind": "ModelState", "sender": "server", "receiver": "clients", "bytes": 4000},
+            {"stage": "update", "kind": "ModelState", "sender": "clients", "receiver": "server", "bytes": 4000},
         ],
     )  # fmt: skip
 
     assert traffic(sent, rounds=2, participants=2) == {
         "up": {"StyleStatistics": 10.0, "ModelState": 1000.0}, "down": {"StyleBank": 20.0, "ModelState": 1000.0},
     }  # fmt: skip
+
+
+def test_every_participant_sends_as_much_as_the_sum_that_the_server_gets():
+    sent = report(
+        0.5,
+        artifacts=[{"stage": "share", "kind": "Amplitudes", "sender": "clients", "receiver": "server", "bytes": 40}],
+        model_traffic=[
+            {"stage": "update", "kind": "ModelState", "sender": "sum over clients", "receiver": "server", "bytes": 4000}
+        ],
+    )  # fmt: skip
+
+    assert traffic(sent, rounds=1, participants=5)["up"] == {"Amplitudes": 40.0, "ModelState": 4000.0}
 
 
 def test_every_format_holds_the_same_numbers_and_marks_the_papers():
