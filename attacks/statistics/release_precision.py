@@ -24,6 +24,16 @@ MOST_DIGITS = 6
 """Decimal digits that a float32 number keeps, whatever its size."""
 NEAR = 1e-9
 """What the logarithm of a power of ten may lack of an integer."""
+LEAST_NUMBERS = 5
+"""Differences that are told to be multiples of a step, at least: as many others are none by chance."""
+COARSE = 512.0
+"""Steps are told from float32 numbers where they are at least so many times the precision of these."""
+TOLERATED = 2.0
+"""How often that precision a multiple may be missed by."""
+MOST_PARTS = 12
+"""Steps in the smallest difference between two numbers, at most."""
+TWICE = 2.0
+"""How much further each turn reaches from the smallest difference."""
 PERTURBED = 32
 """Perturbed copies of a release by which the effect of its rounding on t is estimated."""
 
@@ -64,6 +74,63 @@ class Writing:
         return torch.pow(base, first + 1 - self.count)
 
 
+@dataclass(frozen=True)
+class Steps:
+    """Multiples of one number above an offset: fixed-point codes, and integers times a scale, as in 8 bits."""
+
+    step: float
+    offset: float
+
+    def written(self, values: Tensor) -> Tensor:
+        """The nearest numbers that can be written so, as float32."""
+        return (self.offset + torch.round((values.double() - self.offset) / self.step) * self.step).float()
+
+    def holds(self, values: Tensor) -> bool:
+        """Whether all of `values` are such numbers, as float32."""
+        apart = (self.written(values).double() - values.double()).abs()
+        return bool((apart <= float(values.double().abs().max()) * 2.0 ** (1 - SINGLE)).all())
+
+    def error(self, values: Tensor) -> Tensor:
+        """The largest error of each of `values`, float64."""
+        return 0.5 * self.step + values.double().abs() * 2.0**-SINGLE
+
+
+def steps_of(values: Tensor) -> Steps | None:
+    """The largest steps in which the differences of `values` (N,) are written; None where there are none above the
+    precision of float32, or too few numbers to tell.
+
+    The smallest difference is a few steps. From it on, ever larger ones correct the step by least squares, so that each
+    is counted in whole steps with an error far below one."""
+    numbers = values.double().unique()
+    above = (numbers - numbers[:1])[1:] if len(numbers) else numbers
+    if len(above) < LEAST_NUMBERS:
+        return None
+    precision = float(numbers.abs().max()) * 2.0 ** (1 - SINGLE)
+    gap = float(numbers.diff().min())
+    for parts in range(1, MOST_PARTS + 1):
+        step = _fitted(above, gap / parts, precision)
+        if step >= COARSE * precision:
+            return Steps(step=step, offset=float(numbers[0]))
+    return None
+
+
+def _fitted(above: Tensor, step: float, precision: float) -> float:
+    """The step near `step` of which all numbers `above` (N,), in ascending order, are multiples; 0 where they are not
+    to `precision`, or `step` is not far above it."""
+    if step < COARSE * precision:
+        return 0.0
+    reach = TWICE * float(above[0])
+    while True:
+        within = above[above <= reach]
+        counts = torch.round(within / step)
+        step = float(within @ counts / counts.square().sum())
+        if bool(((within - counts * step).abs() > TOLERATED * precision).any()):
+            return 0.0
+        if len(within) == len(above):
+            return step
+        reach = TWICE * max(reach, float(above[len(within)]))
+
+
 WAYS: Mapping[Writing, float] = {
     **{Writing("bits", count): 1e-9 for count in range(1, SINGLE)},
     **{Writing("digits", count): 1e-3 for count in range(1, MOST_DIGITS + 1)},
@@ -93,7 +160,18 @@ def rounding_of_values(values: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
         return math.log(WAYS[way]) + float(way.error(counted).log().sum())
 
     fitting = [way for way in WAYS if torch.equal(way.written(numbers), numbers) or way.count == SINGLE]
-    return max(fitting, key=likelihood).error
+    likeliest = max(fitting, key=likelihood)
+    apart = [found for value in values if (found := steps_of(value.flatten().float())) is not None]
+    whole = steps_of(numbers)
+    lattices = [*apart, *([] if whole is None else [whole])]
+
+    def error(of: Tensor) -> Tensor:
+        """That of the likeliest way, or of the steps in which these very numbers are written, if that is larger."""
+        usual = likeliest.error(of)
+        coarser = [lattice.error(of) for lattice in lattices if lattice.holds(of)]
+        return torch.stack([usual, *coarser]).amax(0)
+
+    return error
 
 
 def rounding_noise(
