@@ -15,7 +15,8 @@ Differs from StableFDG in each step that couples records (section 3.1):
 * step 4, eqs. (4) and (5): the center is the batch's mean style. Here it is mu_n as the client released it and
   received it back from the server (`center="own"`), or the mean of the received ones ("received"); under
   private-styles both are noisy. Without that defense the own center makes every loss depend on all records of the
-  client, and the guarantee of dp-sgd alone for the model holds only for "received".
+  client, and the guarantee of dp-sgd alone for the model holds only for "received" with sharing="random": with
+  "farthest" the client's own Phi_n chooses whose it receives.
 * step 5: styles are mixed with those of other records. Here each is mixed with a draw from the received
   distributions.
 * steps 3 to 5 act only at `stage`, where the released styles are taken; no styles of later stages are sent.
