@@ -21,9 +21,11 @@ Rows = Sequence[Sequence[str]]
 
 
 def console() -> Console:
-    """The terminal, or plain text elsewhere, of as many columns as COLUMNS says: 180 without it."""
-    found = Console()
-    return found if found.is_terminal or os.environ.get("COLUMNS", "").isdecimal() else Console(width=180)
+    """The terminal, or plain text elsewhere, of as many columns as COLUMNS says: 180 without it.
+
+    Brackets are text: limits have them, and names may."""
+    found = Console(markup=False)
+    return found if found.is_terminal or os.environ.get("COLUMNS", "").isdecimal() else Console(width=180, markup=False)
 
 
 def print_table(title: str, columns: Sequence[str], rows: Rows) -> None:

@@ -274,6 +274,14 @@ def test_every_result_names_a_rule_of_the_log_and_where_it_is(tmp_path: Path):
     assert all(result["message"]["text"] and result["locations"] for result in log["results"])
 
 
+def test_the_table_shows_limits_with_their_brackets(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    found = run(tmp_path / "run", membership(LOW))
+
+    main(["gate", str(found), "--max", "membership.auc[domain=photo]=.6"])
+
+    assert "--max membership.auc[domain=photo]=0.6" in capsys.readouterr().out
+
+
 def test_the_first_line_is_the_result_and_quiet_prints_no_more(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     found = run(tmp_path / "run", membership(LOW, HIGH))
 
