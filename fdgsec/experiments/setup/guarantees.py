@@ -48,6 +48,11 @@ def guarantee_documents(
             "the server changes shared artifacts by those of other clients, so that a client's own may come back into "
             "its training; its model is no safer than that"
         )
+    if any(entry.stage == "review" and entry.uses is None for entry in ledger.entries):
+        assumptions.append(
+            "images that a client keeps for validation are not covered: its scores of others' models on them are sent "
+            "unprotected, and weigh the models"
+        )
     try:
         found = ledger.guarantees(delta=delta, assumptions=assumptions, own_return=own_return)
     except (ValueError, ArithmeticError) as error:

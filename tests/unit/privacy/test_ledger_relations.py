@@ -53,3 +53,16 @@ def test_options_that_were_chosen_on_private_images_are_named_as_not_accounted()
 
     assert documents
     assert all(CHOSEN in str(one["assumptions"]) for one in documents)
+
+
+@pytest.mark.parametrize("uses", [None, (MODEL,)])
+def test_validation_images_whose_scores_weigh_the_models_are_said_not_to_be_covered(uses: tuple[Use, ...] | None):
+    found = ledger(("update", MODEL))
+    found.write("client:0", round=0, stage="review", kinds={"scores": "Scores"}, uses={"scores": uses})
+
+    documents = guarantee_documents(
+        found, DefenseStack(defenses=(DPSGD(epsilon=8.0),)), FedAvg(), delta=DELTA, simulated=False
+    )
+
+    said = ["images that a client keeps for validation are not covered" in str(one["assumptions"]) for one in documents]
+    assert set(said) == {uses is None}
