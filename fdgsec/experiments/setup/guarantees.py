@@ -51,7 +51,7 @@ def guarantee_documents(
     if any(entry.stage == "review" and entry.uses is None for entry in ledger.entries):
         assumptions.append(
             "images that a client keeps for validation are not covered: its scores of others' models on them are sent "
-            "unprotected, and weigh the models"
+            "unprotected, and weigh or choose the models"
         )
     try:
         found = ledger.guarantees(delta=delta, assumptions=assumptions, own_return=own_return)
