@@ -70,7 +70,7 @@ TABLE = [
     ("wrong type in a list", ["attack", *SHAPES, "--set", "attacks.membership.sizes=[2.5]"], 2, ("sizes[0]", "2.5", "int")),
     ("k larger than the number of clients", ["attack", *SHAPES, "--set", "method.k=4"], 2, ("k = 4", "1..3")),
     ("k of zero", ["attack", *SHAPES, "--set", "method.k=0"], 2, ("k = 0",)),
-    ("an option that is not a number", ["attack", *SHAPES, "--set", "method.eps=nan"], 2, ("finite eps",)),
+    ("an option that is not a number", ["attack", *SHAPES, "--set", "method.eps=nan"], 2, ("method.eps cannot be NaN",)),
     ("more clients than images", ["attack", *SHAPES, "--partition", "single-domain", "--clients", "300"], 2, ("client",)),
     ("too many clients for one domain each", ["attack", *SHAPES, "--clients", "9"], 2, ("9",)),
     ("unknown domain", ["attack", *SHAPES, "--target-domain", "etching"], 2, ("etching", "sketch")),

@@ -55,7 +55,7 @@ def test_options_of_settings_stand_in_their_groups_in_the_order_of_the_command(c
         (("attack", "--lr", "0.1"), "--lr acts in training, and rounds is 0; add --rounds N, or leave it out."),
         (("attack", "--epochs", "2"), "--epochs acts in training, and rounds is 0"),
         (("attack", "--heterogeneity", "0.5"), "heterogeneity acts in partitions dirichlet and lambda"),
-        (("attack", "--partition", "dirichlet", "--heterogeneity", "nan"), "heterogeneity must be a finite number"),
+        (("attack", "--partition", "dirichlet", "--heterogeneity", "nan"), "heterogeneity cannot be NaN"),
         (("attack", "--attack", "linkage", "--set", "attacks.membership.candidatez=1"), "candidatez"),
         (("attack", "--defense", "private-styles:epsilon=1,epsilon=4"), "gives epsilon twice; give it once."),
         (("train", "--set", "method.k=1", "--set", "method.k=2"), "--set gives method.k twice; give it once."),

@@ -13,6 +13,7 @@ import pytest
 from fdgsec.cli.app import main
 from fdgsec.defenses.k_anonymous import KAnonymous
 from fdgsec.defenses.private_styles import PrivateStyles
+from fdgsec.defenses.private_styles import PrivateStyles
 from fdgsec.defenses.quantize import Quantize
 from fdgsec.defenses.style_noise import StyleNoise
 from fdgsec.experiments.run_config import defense_text
@@ -110,7 +111,8 @@ def test_the_last_defense_takes_the_value_and_none_is_no_defense():
     request = replace(REQUEST, defenses=(Quantize(bits=4), StyleNoise(p=0.2)))
 
     assert request.defenses_at(0.5) == (Quantize(bits=4), StyleNoise(p=0.2, scale=0.5))
-    assert request.defenses_at(math.inf) == (Quantize(bits=4), StyleNoise(p=0.2, scale=math.inf))
+    private = replace(REQUEST, defenses=(Quantize(bits=4), PrivateStyles(clip=2.0)), option="epsilon")
+    assert private.defenses_at(math.inf) == (Quantize(bits=4), PrivateStyles(clip=2.0, epsilon=math.inf))
     assert request.defenses_at(None) == ()
     assert replace(REQUEST, defenses=(KAnonymous(),), option="k").defenses_at(3.0) == (KAnonymous(k=3),)
 

@@ -91,7 +91,7 @@ def test_numbers_that_promise_nothing_are_refused():
         trainer()(network(), data(0), CrossEntropy(), PLAN, world())
     with pytest.raises(UsageError, match="multiplier of at least 0"):
         trainer(noise=-1.0, bound=1.0)
-    with pytest.raises(UsageError, match="gradient norm from"):
+    with pytest.raises(UsageError, match="finite gradient norm"):
         trainer(noise=1.0)
     with pytest.raises(UsageError, match="physical batch"):
         trainer(most=0)
