@@ -13,7 +13,6 @@ import pytest
 from fdgsec.cli.app import main
 from fdgsec.defenses.k_anonymous import KAnonymous
 from fdgsec.defenses.private_styles import PrivateStyles
-from fdgsec.defenses.private_styles import PrivateStyles
 from fdgsec.defenses.quantize import Quantize
 from fdgsec.defenses.style_noise import StyleNoise
 from fdgsec.experiments.run_config import defense_text
