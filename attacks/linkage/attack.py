@@ -42,6 +42,7 @@ from fdgsec.attacks.linkage.linking_space import LinkingSpace, linking_space
 from fdgsec.attacks.linkage.noise_linkage import between_client_sd, noise_levels
 from fdgsec.attacks.linkage.pair_likelihood_ratio import PairedReleases, paired_releases
 from fdgsec.attacks.statistics.defense_noise import ACCOUNTED
+from fdgsec.federation.artifact_checks import LARGEST
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, derangement, stream
@@ -77,6 +78,10 @@ class Linkage:
     def __post_init__(self) -> None:
         check_at_least(2, {"clients": self.clients, "asked": self.asked})  # one alone is linked to itself
         check_at_least(0, {"noise": self.noise, "noise_in_sds": self.noise_in_sds})
+        if max((*self.noise, *self.noise_in_sds), default=0.0) > LARGEST:
+            raise UsageError(
+                f"linkage takes noise and noise_in_sds up to {LARGEST:g}, as large as numbers that are sent."
+            )
 
     def plan(self, facts: TargetFacts) -> Sequence[Question]:
         """Ask for two releases of re-drawn clients, one population each.

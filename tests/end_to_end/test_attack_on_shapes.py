@@ -214,7 +214,7 @@ def test_a_dry_run_compares_the_release_with_what_attacks_take_it_for(
     code = main(["attack", "--per-domain", "21", "--image-size", "32", "--dry-run"])
 
     assert code == 0
-    assert "not applicable: the release 'style' is not" in " ".join(capsys.readouterr().out.split())
+    assert "not run: the release 'style' is not" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.medium

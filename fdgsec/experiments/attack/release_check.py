@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fdgsec.attacks.statistics.release_precision import rounding_noise
 from fdgsec.data.domains import DomainDataset, as_float
+from fdgsec.experiments.report.schema import COULD_NOT_RUN
 from fdgsec.experiments.report.words import kind_in_words
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles, StyleDistribution, StyleStatistics
 from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Method
@@ -72,11 +73,11 @@ def foreign_releases(
     kinds = {artifact.kind for artifact in sent.values()}
     for release in method.releases:
         if release.stage == "share" and release.kind in POOLED + ROWS and release.kind.kind not in kinds:
-            reason = f"not applicable: {client.name} did not send the release {release.slot!r}, which could be compared"
+            reason = f"{COULD_NOT_RUN}{client.name} did not send the release {release.slot!r}, which could be compared"
             found[release.kind.kind] = found["StyleBank"] = reason
     for kind, slots in several_releases(sent).items():
         several = f"several {kind_in_words(kind)} that differ ({', '.join(slots)}) at once"
-        reason = f"not applicable: {client.name} sends {several}"
+        reason = f"{COULD_NOT_RUN}{client.name} sends {several}"
         found[kind] = found["StyleBank"] = reason
     for slot, artifact in sent.items():
         if not isinstance(artifact, ROWS + (POOLED if method.shares_means else ())):
@@ -124,7 +125,7 @@ def _noise(slot: str, first: Artifact, other: Artifact | None) -> str:
         if apart <= REPEATED**2 * length:
             return ""
     return (
-        f"not applicable: the release {slot!r} is another one for other random numbers or another client's name: noise "
+        f"{COULD_NOT_RUN}the release {slot!r} is another one for other random numbers or another client's name: noise "
         "that no defense declares, which attacks do not account for; let a defense add it (--defense)"
     )
 
@@ -143,7 +144,7 @@ def _unexplained(slot: str, artifact: Artifact, released_statistic: ReleasedStat
     if float(apart.norm()) <= ROUNDED * float(error.norm()) + UNEXPLAINED * float(ours.norm()):
         return ""
     return (
-        f"not applicable: the release {slot!r} is {distance:.2g} of its length away from the mean over its images, "
+        f"{COULD_NOT_RUN}the release {slot!r} is {distance:.2g} of its length away from the mean over its images, "
         "more than the precision of its numbers explains: noise that no defense declares, or coarser sums, for which "
         "attacks do not account; let a defense add noise (--defense), and sum in float64"
     )
@@ -174,11 +175,11 @@ def difference(
     try:
         theirs = released_statistic.release(artifact, images=len(records))
     except FdgsecError as error:
-        return f"not applicable: the release {slot!r} is not {name}: {error}"
+        return f"{COULD_NOT_RUN}the release {slot!r} is not {name}: {error}"
     if isinstance(artifact, ROWS):
         if shown is None and len(theirs) > 1:
             return (
-                f"not applicable: the release {slot!r} has rows and does not say of which images; the method's `share` "
+                f"{COULD_NOT_RUN}the release {slot!r} has rows and does not say of which images; the method's `share` "
                 f"must keep their positions as state[{SHARED_ROWS!r}]"
             )
         ours = records.mean(0, keepdim=True) if shown is None else records[shown]
@@ -186,11 +187,11 @@ def difference(
         ours = records.mean(0, keepdim=True)
     if ours.shape != theirs.shape:
         shapes = f"it is {tuple(theirs.shape)}, not {tuple(ours.shape)}"
-        return f"not applicable: the release {slot!r} is not {name} of its images: {shapes}"
+        return f"{COULD_NOT_RUN}the release {slot!r} is not {name} of its images: {shapes}"
     distance = float((ours - theirs).norm() / ours.norm().clamp_min(1e-300))
     if distance <= AGREEMENT:
         return ""
     return (
-        f"not applicable: the release {slot!r} is not {name} of its images: on {len(records)} known images it is "
+        f"{COULD_NOT_RUN}the release {slot!r} is not {name} of its images: on {len(records)} known images it is "
         f"{distance:.2g} of its length away from it"
     )

@@ -35,7 +35,7 @@ from fdgsec.experiments.attack_vectors.vectors_request import (
     VectorsRequest,
     given_vectors,
 )
-from fdgsec.experiments.report.schema import AttackReport, AttackResult
+from fdgsec.experiments.report.schema import COULD_NOT_RUN, AttackReport, AttackResult
 from fdgsec.experiments.run_config import RunConfig, attack_settings, parse_assignments
 from fdgsec.experiments.setup.run_inputs import artifact_rows
 from fdgsec.experiments.train import dataset_document
@@ -364,7 +364,7 @@ def _unlike(questions: VectorQuestions, encoder: str | None) -> str:
             records = PooledStyles().records(statistics(encoder, images))
             reason = difference(name, one.artifact, PooledStyles(), records, shown)
         if reason:
-            return reason.removeprefix("not applicable: ")
+            return reason.removeprefix(COULD_NOT_RUN)
     return ""
 
 

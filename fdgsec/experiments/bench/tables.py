@@ -60,13 +60,18 @@ class Mean:
         return {"value": self.value, "low": self.low, "high": self.high, "n": self.n}
 
 
+TIE = 1e-9
+"""Scores that differ by less are equal: differences of seeds have rounding errors."""
+
+
 def mean_of(values: Sequence[float]) -> Mean:
-    """Average `values` with their interval by Student's t. Raises ValueError for none."""
+    """Average `values` with their interval by Student's t; without one where all are equal: seeds that tie (often on
+    few images) are no evidence of a spread of 0. Raises ValueError for none."""
     if not values:
         raise ValueError("a mean needs at least one value.")
     count = len(values)
     middle = sum(values) / count
-    if count < 2:
+    if count < 2 or max(values) - min(values) < TIE:
         return Mean(value=middle, low=None, high=None, n=count)
     error = math.sqrt(sum((value - middle) ** 2 for value in values) / (count - 1) / count)
     half = float(stats.t.ppf(0.975, count - 1)) * error

@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 from fdgsec.experiments.gate.thresholds import ACCURACY, ASKED, DELTA, GUARANTEE, Threshold, check_names
 from fdgsec.experiments.report.schema import AttackReport, AttackResult
-from fdgsec.experiments.report.stored import stored_path, stored_report
+from fdgsec.experiments.report.stored import consistent_report, stored_path
 from fdgsec.experiments.report.text import described
 from fdgsec.experiments.report.words import numbers
 from fdgsec.metrics.measurement import Measurement
-from fdgsec.privacy.ledger import epsilon_text
+from fdgsec.privacy.ledger import epsilon_text, review_mark
 from fdgsec.runtime.errors import UsageError
 
 Judge = Literal["interval", "value"]
@@ -76,7 +76,8 @@ def gate(
     `allow_inapplicable` an attack that does not apply to what is sent is skipped, unless nothing else is judged: then
     no limit was kept, and each is an error. Raises UsageError for a run that is none or that was altered, unknown
     names, and limits on the wrong side."""
-    path, report = stored_path(run), stored_report(run)
+    path = stored_path(run)
+    report = consistent_report(path)
     for threshold in thresholds:
         check_names(threshold, report)
     checks = [check for each in thresholds for check in _checks(each, report, judged_by, allow_inapplicable)]
@@ -164,6 +165,9 @@ def _held(threshold: Threshold, row: Measurement, faults: str, judged_by: Judge)
 
 def _within(threshold: Threshold, name: str, ends: Mapping[str, float | None], judged_by: Judge, words: str) -> Check:
     end = ends["value"] if judged_by == "value" else ends["high" if threshold.side == "max" else "low"]
+    if not threshold.can_be(ends["value"]):
+        said = f"{words}: no {threshold.attack}.{threshold.measurement} has this value"
+        return Check(threshold=threshold, row=name, outcome="error", said=said)
     if end is None:
         said = f"{words}: no interval is known; judge by the value (--by value)"
         return Check(threshold=threshold, row=name, outcome="error", said=said)
@@ -202,6 +206,7 @@ def _guarantee(threshold: Threshold, report: AttackReport) -> Check:
     epsilon, delta = float(str(stated[0]["epsilon"])), float(str(stated[0]["delta"]))
     has = {key: str(stated[0].get(key, "unknown")) for key in ASKED}
     words = f"epsilon {epsilon_text(epsilon)} at delta {delta:g} per {has['unit']} ({has['relation']})"
+    words += review_mark(stated[0])
     if delta > (most := float(threshold.where.get("delta", DELTA))):
         return _none(threshold, f"{words}: a delta of at most {most:g} is asked for ([delta=...] asks for another)")
     if wrong := [f"{key}={said}" for key, said in threshold.where.items() if said != has.get(key, said)]:

@@ -70,6 +70,11 @@ class Threshold:
             return 0.0, math.inf
         return RANGES.get(self.measurement, (-math.inf, math.inf))
 
+    def can_be(self, value: float | None) -> bool:
+        """Whether the measurement can have this value; None is no value."""
+        least, most = self._range
+        return value is None or least <= value <= most
+
     @property
     def text(self) -> str:
         """As it was given: `--max membership.auc=0.55`."""

@@ -64,7 +64,8 @@ class AttackResult:
 
     @property
     def could_not_run(self) -> bool:
-        """Whether the attack applies to what was sent, but lacks images, models or further runs that it asks for."""
+        """Whether the attack applies to what was sent, but lacks images, models or further runs that it asks for,
+        or would not read the release for what it is."""
         return self.status == "skipped" and self.reason.startswith(COULD_NOT_RUN)
 
     @property

@@ -52,6 +52,19 @@ def stored_report(run: Path) -> AttackReport:
     return found
 
 
+def consistent_report(run: Path) -> AttackReport:
+    """As `stored_report`, of entries that agree: what follows from others (verdicts) is as it would be written now.
+
+    Raises UsageError for any other."""
+    report = stored_report(run)
+    document = read_json_object(stored_path(run), error=UsageError)
+    try:
+        _check_equal(document, report.document(), where="report.json")
+    except ValueError as error:
+        raise UsageError(f"{stored_path(run)} contradicts itself: {error}; was it edited?") from error
+    return report
+
+
 def checked_report(run: Path) -> AttackReport:
     """Read a report that keeps the published schema and whose entries agree, with the pictures that lie beside it.
 

@@ -140,8 +140,7 @@ def test_differences_are_paired_by_seed():
 
     arm = summary(TABLE, "shapes", rows, planned=6)["arms"]["fisc"]
 
-    assert arm["difference"]["sketch"]["low"] == pytest.approx(0.02, abs=1e-12)
-    assert arm["difference"]["sketch"]["high"] == pytest.approx(0.02, abs=1e-12)
+    assert (arm["difference"]["sketch"]["low"], arm["difference"]["sketch"]["high"]) == (None, None)  # seeds that tie
     assert arm["accuracy"]["sketch"]["high"] - arm["accuracy"]["sketch"]["value"] == pytest.approx(
         4.302653 * 0.1 / 3**0.5, rel=1e-6
     )
@@ -252,7 +251,7 @@ def test_a_table_says_where_its_cells_are_of_several_versions_and_how_many_seeds
     said = markdown(summary(TABLE, "shapes", rows, planned=4))
 
     assert "Its cells were computed by 2 versions of fdgsec or torch." in said
-    assert "40.0 ± 0.0, 2 seeds" in said
+    assert "40.0, 2 seeds" in said
     assert "40.0, 1 seed" in said
     assert "versions" not in markdown(summary(TABLE, "shapes", rows[:2], planned=2))
 
@@ -301,9 +300,7 @@ def test_every_format_holds_the_same_numbers_and_marks_the_papers():
     rows = [row("fedavg", "sketch", seed, value) for seed, value in ((0, 0.5), (1, 0.6))]
     found = summary(TABLE, "shapes", rows, planned=2)
 
-    assert "| fedavg | 55.0 ± 63.5 (paper 55.7) | 55.0 ± 63.5 | 85.0 ± 0.0 | 9 (180) |  | 1,000 | 2 | 2 |" in markdown(
-        found
-    )
+    assert "| fedavg | 55.0 ± 63.5 (paper 55.7) | 55.0 ± 63.5 | 85.0 | 9 (180) |  | 1,000 | 2 | 2 |" in markdown(found)
     assert r"fedavg & 55.0 $\pm$ 63.5 (paper 55.7) & 55.0 $\pm$ 63.5 &" in latex(found)
     assert "what the paper prints (A paper, Table 1)" in markdown(found)
     written = list(csv.DictReader(io.StringIO(spreadsheet(rows))))

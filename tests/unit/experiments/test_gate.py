@@ -133,6 +133,36 @@ def test_accuracies_and_guarantees_have_limits_too(tmp_path: Path):
     assert outcomes(folder, ["guarantee.epsilon=3.9"]) == ["failed"]
 
 
+def test_a_number_that_was_edited_is_no_number_to_judge(tmp_path: Path):
+    found = run(tmp_path / "run", membership(HIGH))
+    path = found / "report.json"
+    document = json.loads(path.read_text())
+    (row,) = document["attacks"][0]["measurements"]
+    row |= {"value": 0.5, "low": 0.45, "high": 0.54}
+    path.write_text(json.dumps(document))
+    (found / "SHA256SUMS").unlink()
+
+    with pytest.raises(UsageError, match="contradicts itself"):
+        outcomes(found, ["membership.auc=.55"])
+
+
+@pytest.mark.parametrize("epsilon", [-1.0, -0.001])
+def test_what_no_guarantee_can_be_does_not_pass(epsilon: float, tmp_path: Path):
+    stated = {"part": "run", "epsilon": epsilon, "delta": 1e-5, "unit": "record", "relation": "zero-out"}
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "report.json").write_text(replace(trained(), guarantees=[stated]).json())
+
+    assert outcomes(folder, ["guarantee.epsilon=8"]) == ["error"]
+
+
+def test_an_attack_that_would_not_read_the_release_is_not_taken_for_one_that_does_not_apply(tmp_path: Path):
+    reason = "not run: the release 'style' is not the pooled style of its images"
+    found = run(tmp_path / "run", membership(status="skipped", reason=reason), replace(membership(LOW), name="linkage"))
+
+    assert outcomes(found, ["membership.auc=.6", "linkage.auc=1"], allow_inapplicable=True) == ["error", "passed"]
+
+
 @pytest.mark.parametrize(
     ("delta", "brackets", "outcome"),
     [

@@ -159,7 +159,7 @@ def test_exchanges_of_questions_are_compared_too(own_cache: object):
         for attack in attacks
     )
     assert ten.status == "skipped"
-    assert (ten.reason or "").startswith("not applicable: the release 'style' is not the pooled style of its images")
+    assert (ten.reason or "").startswith("not run: the release 'style' is not the pooled style of its images")
     assert twenty.status == "done"
 
 
@@ -175,7 +175,7 @@ def test_spectra_of_single_images_are_compared(own_cache: object):
         for method in (CenteredSpectra, CCST)
     )
     assert (centered.reason or "").startswith(
-        "not applicable: the release 'styles' is not the mean amplitude spectrum of its images"
+        "not run: the release 'styles' is not the mean amplitude spectrum of its images"
     )
     assert plain.status == "done"
 
