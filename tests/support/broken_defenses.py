@@ -1,5 +1,6 @@
 """Defenses with the faults that an audit must find: they promise what the sound ones promise, and do not keep it."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar, cast
@@ -286,6 +287,59 @@ class StylesWithOneNoiseForMeansAndSquares(StylesFromA32BitSeed):
 
     def _mean(self, outgoing: Outgoing, frame: Frame, rng: SecretStream) -> Protected:
         return self._with(outgoing, frame, lambda like, sd: sd * rng.normal(len(like) // 2).repeat(2))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StylesWithOneQuietNumber(StylesFromA32BitSeed):
+    """Adds a hundredth of the noise to one number, the sixth."""
+
+    def _mean(self, outgoing: Outgoing, frame: Frame, rng: SecretStream) -> Protected:
+        return self._with(outgoing, frame, lambda like, sd: sd * _all_but_the_sixth(rng.normal(len(like))))
+
+
+def _all_but_the_sixth(noise: Tensor) -> Tensor:
+    return torch.where(torch.arange(len(noise)) == 5, 0.01 * noise, noise)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StylesWithSpikyNoise(StylesFromA32BitSeed):
+    """Adds to each number but the first a thousandth of the noise or the root of 2 of it, which is the variance that it
+    states."""
+
+    def _mean(self, outgoing: Outgoing, frame: Frame, rng: SecretStream) -> Protected:
+        def spiky(like: Tensor, sd: float) -> Tensor:
+            size = torch.where(rng.integers(2, len(like)) == 1, 0.001, math.sqrt(2))
+            size[0] = 1
+            return sd * size * rng.normal(len(like))
+
+        return self._with(outgoing, frame, spiky)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StylesThatMayGoWithoutNoise(StylesFromA32BitSeed):
+    """Adds a millionth of the noise to one release in ten."""
+
+    def _mean(self, outgoing: Outgoing, frame: Frame, rng: SecretStream) -> Protected:
+        size = 1e-6 if int(rng.integers(10, 1)) == 0 else 1.0
+        return self._with(outgoing, frame, lambda like, sd: sd * size * rng.normal(len(like)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StylesWithOneNoiseForAllClients(StylesFromA32BitSeed):
+    """Draws its noise once for all clients of an exchange, and anew for a client that comes again."""
+
+    served: ClassVar[set[str]] = set()
+    noise: ClassVar[list[Tensor]] = []
+
+    def _mean(self, outgoing: Outgoing, frame: Frame, rng: SecretStream) -> Protected:
+        def shared(like: Tensor, sd: float) -> Tensor:
+            if outgoing.sender.name in self.served or not self.noise:
+                self.served.clear()
+                self.noise[:] = [rng.normal(len(like))]
+            self.served.add(outgoing.sender.name)
+            return sd * self.noise[0]
+
+        return self._with(outgoing, frame, shared)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,8 @@
 """Canaries for audits of messages: values far outside the clipping region, scored along one direction.
 
 A statistic has two: along one number (or along the means of colors), where noise leaves most evidence, and along all
-other numbers, where a clip that leaves a part of them out shows."""
+other numbers, where a clip that leaves a part of them out shows. Where a few releases show a number with far less noise
+than most, a third one lies along it."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +34,12 @@ from fdgsec.runtime.random_streams import stream
 
 FAR = 10.0
 """The distance of a canary from the center, in clipping radii."""
+QUIET_DRAWS = 24
+"""Releases by which the number with the least noise is found."""
+EACH_ONCE = 2
+"""Draws that are a number's smallest or largest, where none was cut."""
+QUIET = 0.25
+"""It has a canary of its own where its standard deviation is at most so many times the median one."""
 FARTHER = 1e6
 """The distance of one along all other numbers, so that a single number that is not clipped shows."""
 
@@ -70,7 +77,7 @@ def canaries_of(site: Site, release: Release, uses: Sequence[Use], unit: Unit) -
         return [_mislabeled(site)]
     reference = _reference(site.defense_stack)
     if unit == "client" or isinstance(release.artifact, ImageStyles | Amplitudes):
-        return _rows(release, reference, every=unit == "client")
+        return _rows(release, reference, site.defense_stack, every=unit == "client")
     return _pooled(site, release, reference)
 
 
@@ -146,6 +153,10 @@ def _pooled(site: Site, release: Release, reference: Reference) -> Sequence[Cana
     scale = frame.region.values(torch.ones_like(center)) - center
     without_first = replace(site.client, data=data.subset(torch.arange(1, len(data))))
 
+    def coordinates(artifact: Artifact) -> Tensor:
+        released = frame.released_statistic.release(artifact, images=len(data))[0]
+        return (frame.released_statistic.about(released, frame.about) - center) / scale
+
     def canary(direction: Tensor, distance: float, where: str, *, upward: bool = False) -> Canary:
         looks: Mapping[int, PlantedStatisticSource] = {
             side: PlantedStatisticSource(
@@ -156,10 +167,6 @@ def _pooled(site: Site, release: Release, reference: Reference) -> Sequence[Cana
             )
             for side in (-1, 0, 1)
         }  # fmt: skip
-
-        def coordinates(artifact: Artifact) -> Tensor:
-            released = frame.released_statistic.release(artifact, images=len(data))[0]
-            return (frame.released_statistic.about(released, frame.about) - center) / scale
 
         return Canary(
             words=f"an image that is {distance:g} clipping radii from the center in {where}",
@@ -172,7 +179,30 @@ def _pooled(site: Site, release: Release, reference: Reference) -> Sequence[Cana
 
     first, others = _first_and_others(torch.arange(len(center)) == 0)
     found = [canary(first, FAR, "its first channel mean")]
-    return [*found, canary(others, FARTHER, "all else", upward=True)] if others.any() else found
+    found += [canary(others, FARTHER, "all else", upward=True)] if others.any() else []
+    quiet = _quietest(release, site.defense_stack, coordinates)
+    return found if quiet is None else [*found, canary(quiet.double(), FAR, "the number with the least noise")]
+
+
+def _quietest(
+    release: Release,
+    defense_stack: DefenseStack,
+    read: Callable[[Artifact], Tensor],
+    raw: Callable[[Artifact], Tensor] = numbers,
+) -> Tensor | None:
+    """Flags (D,) of the one number with far less noise than most; None where there is none.
+
+    `read` gives an artifact's numbers (D,) in units of the mechanism, `raw` the same ones as they are sent: those that
+    were cut, to one value in several draws, are left out."""
+    names = [f"{defense_stack.name}/quiet/{run}" for run in range(QUIET_DRAWS)]
+    sent = [release.sent(replace(defense_stack, name=name))[0] for name in names]
+    drawn = torch.stack([raw(artifact) for artifact in sent])
+    whole = ((drawn == drawn.amin(0)) | (drawn == drawn.amax(0))).sum(0) <= EACH_ONCE
+    size = torch.where(whole, torch.stack([read(artifact) for artifact in sent]).std(0), torch.inf)
+    known = size[whole]
+    if len(known) < EACH_ONCE or float(known.min()) > QUIET * float(known.median()):
+        return None
+    return torch.arange(len(size)) == size.argmin()
 
 
 def _first_and_others(first: Tensor) -> tuple[Tensor, Tensor]:
@@ -186,7 +216,7 @@ def _first_half(direction: Tensor) -> Tensor:
     return torch.where(torch.arange(len(direction)) < len(direction) // 2, direction, 0.0)
 
 
-def _rows(release: Release, reference: Reference, *, every: bool) -> Sequence[Canary]:
+def _rows(release: Release, reference: Reference, defense_stack: DefenseStack, *, every: bool) -> Sequence[Canary]:
     """A row, or all rows of the client, far from the center in the widest direction of the region, or in all others."""
     single = shared_rows(release.sender.state, release.slot) is not None
     region = (row_region if single else client_region)(release.sender, release.slot, reference)
@@ -223,7 +253,13 @@ def _rows(release: Release, reference: Reference, *, every: bool) -> Sequence[Ca
         )
 
     found = [canary(first, FAR, "one direction")]
-    return found if first.all() else [*found, canary(~first, FARTHER, "all else", upward=True)]
+    found += [] if first.all() else [canary(~first, FARTHER, "all else", upward=True)]
+
+    def row(artifact: Artifact) -> Tensor:
+        return rows_of(artifact)[planted].mean(0)
+
+    quiet = _quietest(release, defense_stack, lambda artifact: (row(artifact) - center) / scale, row)
+    return found if quiet is None else [*found, canary(quiet, FAR, "the number with the least noise")]
 
 
 def _learned(release: Release, bound: float) -> Canary:

@@ -6,9 +6,10 @@ R releases without a repetition thus show at confidence c that M exceeds R (R - 
 repeat one of 2^32 with probability .9997. Releases are compared behind the audited defense alone, because
 post-processing (rounding) may make different ones alike, and on a small artifact, because noise is drawn alike for any.
 
-Noise of two releases of one run (two rounds, or a style and a model) is compared by correlation: it is drawn anew for
-each of many runs, and differences between runs contain nothing but noise. Within a release
-its numbers are compared in the same way (`noise_within`)."""
+Noise of two releases of one run (two rounds, a style and a model, or the same release of two clients) is compared by
+correlation: it is drawn anew for each of many runs, and differences between runs contain nothing but noise. Within a
+release its numbers are compared in the same way (`noise_within`), and their shape with the Gaussian one that the cost
+is of (`noise_shape`)."""
 
 import math
 import sys
@@ -24,7 +25,8 @@ from torch import Tensor
 from fdgsec.experiments.audit.gradient_canaries import one_layer
 from fdgsec.experiments.audit.message_canaries import noise_coordinates
 from fdgsec.experiments.audit.neighboring_clients import Release, numbers
-from fdgsec.experiments.audit.noise_within import repeats_within
+from fdgsec.experiments.audit.noise_shape import not_gaussian
+from fdgsec.experiments.audit.noise_within import alike, draws_within
 from fdgsec.federation.artifacts import ModelState, Scores
 from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.method import GlobalModel
@@ -45,14 +47,15 @@ class NoiseChecks:
     """The results of all checks; `states_bits` is log2 of the number of noise vectors that `releases` rule out.
 
     `alike` are the first two equal releases, `correlated` pairs of a run's releases with related noise, `within` are
-    releases of which two numbers have the same noise. `seeding` tells whether a release calls `manual_seed`, which
-    keeps 32 bits."""
+    releases of which two numbers have the same noise, `shapes` those whose noise is not Gaussian. `seeding` tells
+    whether a release calls `manual_seed`, which keeps 32 bits."""
 
     releases: int = 0
     alike: tuple[int, int] | None = None
     confidence: float = 0.95
     correlated: Sequence[str] = ()
     within: Sequence[str] = ()
+    shapes: Sequence[str] = ()
     seeding: bool = False
 
     @property
@@ -71,6 +74,7 @@ class NoiseChecks:
         """What was found, in one line."""
         said = [f"{pair} have correlated noise" for pair in self.correlated]
         said += [f"two numbers of {release} have the same noise" for release in self.within]
+        said += [f"the noise of {release} is not Gaussian" for release in self.shapes]
         if self.alike is not None:
             said.insert(0, "releases {} and {} of the same records are alike".format(*self.alike))
         elif self.states_bits is not None:
@@ -117,7 +121,11 @@ def check_messages(
     def sent(name: str, release: Release) -> Tensor:
         return numbers(release.sent(replace(alone, name=f"{alone.name}/{name}"))[0])
 
-    checks = NoiseChecks(confidence=confidence, correlated=_correlated(given, sent), within=_within(runs, alone))
+    shared = [f"{_named(first)} of two clients"] if _correlated([first, _of_another(first)], sent) else []
+    within, shapes = _within(runs, alone)
+    checks = NoiseChecks(
+        confidence=confidence, correlated=[*_correlated(given, sent), *shared], within=within, shapes=shapes
+    )
     if not releases or len(sent("size", first)) < FEWEST_NUMBERS:
         return checks
     checks = replace(checks, seeding=seeds(lambda: sent("seed", first)))
@@ -144,18 +152,30 @@ def _correlated(releases: Sequence[Release], sent: Callable[[str, Release], Tens
     return [f"{_named(one)} and {_named(other)}" for (one, a), (other, b) in pairs if _related(a, b)]
 
 
-def _within(releases: Sequence[Release], defense_stack: DefenseStack) -> list[str]:
-    """The releases, the first one of each slot, of which two numbers have the same noise."""
+def _of_another(release: Release) -> Release:
+    """The same release of a client of another name."""
+    client, clock = release.sender.client, release.sender.clock
+    name = next((name for name in clock.participants if name != client.name), f"client:{client.number + 1}")
+    return replace(release, sender=replace(release.sender, client=replace(client, name=name)))
+
+
+def _within(releases: Sequence[Release], defense_stack: DefenseStack) -> tuple[list[str], list[str]]:
+    """The releases, the first one of each slot, of which two numbers have the same noise, and those whose noise is not
+    Gaussian though all their costs are."""
     first = dict[tuple[str, str], Release]()
     for release in releases:
         first.setdefault((release.step, release.slot), release)
-    found = []
+    same, others = list[str](), list[str]()
     for release in first.values():
         uses = release.sent(defense_stack)[1]
         assert uses
-        if repeats_within(release, defense_stack, noise_coordinates(defense_stack, release, uses[0].unit)):
-            found.append(_named(release))
-    return found
+        read = noise_coordinates(defense_stack, release, uses[0].unit)
+        draws, valid = draws_within(release, defense_stack, read)
+        if alike(draws, valid):
+            same.append(_named(release))
+        elif all(use.mechanism == "gaussian" for use in uses) and not_gaussian(draws, valid):
+            others.append(_named(release))
+    return same, others
 
 
 def _related(one: Tensor, other: Tensor) -> bool:

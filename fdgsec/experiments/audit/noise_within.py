@@ -29,8 +29,10 @@ LEAST = 1e-6
 """Share of a number's variance over its draws that must be left in those of a pair."""
 
 
-def repeats_within(release: Release, defense_stack: DefenseStack, read: Callable[[Artifact], Tensor]) -> bool:
-    """Whether two numbers of what leaves for `release` have the same noise, up to scale and sign.
+def draws_within(
+    release: Release, defense_stack: DefenseStack, read: Callable[[Artifact], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """The numbers (runs, D) of what leaves for `release`, drawn many times, and which of them were not cut.
 
     `read` gives an artifact's numbers (D,) as the mechanism adds noise to them, in the order of its tensors. Draws in
     which a number was cut (to its least value, if that comes again) are left out for it."""
@@ -39,7 +41,7 @@ def repeats_within(release: Release, defense_stack: DefenseStack, read: Callable
     raw = torch.stack([numbers(artifact)[chosen] for artifact in sent])
     at_least = raw == raw.amin(0)
     cut = at_least & (at_least.sum(0) > 1)
-    return alike(torch.stack([read(artifact)[chosen] for artifact in sent]), ~cut)
+    return torch.stack([read(artifact)[chosen] for artifact in sent]), ~cut
 
 
 def alike(draws: Tensor, valid: Tensor | None = None) -> bool:

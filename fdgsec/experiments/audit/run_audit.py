@@ -375,6 +375,7 @@ def _document(config: RunConfig, place: int, found: Audited, *, seconds: float) 
     faults = {
         "bounds lie above the claim": exceeded,
         "noise comes again": noise.repeated,
+        "noise is not Gaussian, as its cost says": bool(noise.shapes),
         "the size of the noise tells how many records there are": scale is not None and scale.exceeded,
     }
     return {

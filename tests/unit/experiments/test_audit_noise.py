@@ -15,6 +15,7 @@ from fdgsec.runtime.registry import DEFENSES
 OPTIONS = ["--per-domain", "20", "--image-size", "32", "--encoder", "pixels", "--norm", "group"]
 AGAIN = "noise comes again"
 BOUND = "bounds lie above the claim"
+SHAPE = "noise is not Gaussian, as its cost says"
 SIZE = "the size of the noise tells how many records there are"
 FAULTS = [
     ("StylesFromA12BitSeed", "ccst-overall", "private-styles:epsilon=4", "--runs 20 --distinct-releases 512", AGAIN),
@@ -43,6 +44,29 @@ FAULTS = [
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FDGSEC_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize(
+    ("broken", "fault"),
+    [
+        ("StylesWithOneQuietNumber", BOUND), ("StylesWithSpikyNoise", SHAPE), ("StylesThatMayGoWithoutNoise", SHAPE),
+        ("StylesWithOneNoiseForAllClients", AGAIN),
+    ],
+)  # fmt: skip
+@pytest.mark.medium
+def test_noise_that_one_direction_does_not_show_is_found(
+    broken: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """On 512 numbers: of the six of pixels, most are cut."""
+    monkeypatch.setitem(DEFENSES, "private-styles", f"tests.support.broken_defenses:{broken}")  # type: ignore[arg-type]
+    options = ["--per-domain", "20", "--image-size", "32", "--runs", "60", "--distinct-releases", "0"]
+
+    code = main(
+        ["audit", "--target", "ccst-overall", "--defense", "private-styles:epsilon=4", "--out", str(tmp_path), *options]
+    )
+
+    found = json.loads((tmp_path / "audit.json").read_text())
+    assert (code, found["faults"]) == (1, [fault])
 
 
 def audit(out: Path, target: str, defense: str, options: str, *, seed: int = 0) -> dict[str, object]:
