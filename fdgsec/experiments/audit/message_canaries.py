@@ -39,7 +39,7 @@ QUIET_DRAWS = 24
 EACH_ONCE = 2
 """Draws that are a number's smallest or largest, where none was cut."""
 QUIET = 0.25
-"""It has a canary of its own where its standard deviation is at most so many times the median one."""
+"""It has a canary of its own where its standard deviation is no more than this part of the median one."""
 FARTHER = 1e6
 """The distance of one along all other numbers, so that a single number that is not clipped shows."""
 
