@@ -10,7 +10,9 @@ which are linked to clean ones, or on "both", with independent draws. Distances 
   coordinate is Gaussian between clients, with the variance of the second releases less that of the noise
   (fdgsec.attacks.linkage.pair_likelihood_ratio). Correlations between coordinates are not used.
 * `standardized` (two different releases, without noise): Euclidean, each coordinate in standard deviations between
-  clients' second releases; coordinates that do not vary are left out."""
+  clients' second releases; coordinates that do not vary are left out.
+* `standardized apart`: the same, with each release in its own means and standard deviations.
+* `vectors in own units`: the same, after each vector was centered and scaled by itself."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -44,6 +46,8 @@ def link_releases(population: Population, ring: torch.Generator | None = None) -
         distances["standardized"] = euclidean_distances(scaled, seen, second)
         each = _standardized_apart(numbers, [first, second])
         distances["standardized apart"] = euclidean_distances(each, seen, second)
+        shapes = _standardized_apart(_in_own_units(numbers), [first, second])
+        distances["vectors in own units"] = euclidean_distances(shapes, seen, second)
     answers: list[Answer] = []
     for name, apart in distances.items():
         answers += rankings(known, {"distance": name, "noise": "none"}, apart, descriptive=known.unchanged)
@@ -105,6 +109,17 @@ def _standardized_apart(numbers: Mapping[int, Tensor], releases: Sequence[Sequen
     return {
         n: row for release, part in zip(releases, placed, strict=True) for n, row in zip(release, part, strict=True)
     }
+
+
+def _in_own_units(numbers: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    """Each vector's means about their mean, its stds about theirs, and all at a length of 1: sums over other numbers of
+    images, and codes with a scale and an offset of each vector, are what they were."""
+    found = {}
+    for n, vector in numbers.items():
+        means, stds = vector.chunk(2)
+        about = torch.cat([means - means.mean(), stds - stds.mean()])
+        found[n] = about / about.norm().clamp_min(torch.finfo(about.dtype).tiny)
+    return found
 
 
 def independent_coordinates(second: Tensor, variance: float) -> PairedReleases | None:

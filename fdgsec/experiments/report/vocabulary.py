@@ -57,6 +57,7 @@ VALUES: Mapping[str, str] = {
     "plain": "Euclidean distance.",
     "standardized": "Distance after dividing each number by its standard deviation.",
     "standardized apart": "Distance after standardizing each release by itself, which takes a common drift away.",
+    "vectors in own units": "The same after centering and scaling each vector by itself: its own scale is away.",
     "likelihood ratio": "How much likelier the release is with the candidate than without it.",
     "look-up": "The candidate's own row is looked for among the released ones.",
     "picture": "The reconstructed picture is compared, instead of the release.",

@@ -100,6 +100,26 @@ def test_a_drift_that_all_clients_share_hides_none(drift: str):
     assert row.verdict.startswith("leaks")
 
 
+def in_own_units(values: np.ndarray) -> np.ndarray:
+    means, stds = np.split(values, 2, axis=1)
+    about = np.concatenate([means - means.mean(1, keepdims=True), stds - stds.mean(1, keepdims=True)], 1)
+    return z_scored(about / np.linalg.norm(about, axis=1, keepdims=True))
+
+
+@pytest.mark.parametrize("written", ["sums", "8 bits"])
+@pytest.mark.medium
+def test_a_scale_of_each_client_hides_none(written: str):
+    draws, vectors = np.random.default_rng(5), client_vectors(60, 32)
+    again = vectors * draws.lognormal(0, 0.01, vectors.shape)
+    if written == "sums":
+        again *= 10 ** draws.uniform(0, 4, (60, 1))
+    else:
+        low, high = again.min(1, keepdims=True), again.max(1, keepdims=True)
+        again = np.round((again - low) / (high - low) * 255)
+
+    assert hits(measured(vectors, again), distance="vectors in own units", noise="none").value >= 0.95
+
+
 @pytest.mark.medium
 def test_two_releases_are_linked_as_numpy_links_them():
     vectors = client_vectors(60, 32)
@@ -114,6 +134,7 @@ def test_two_releases_are_linked_as_numpy_links_them():
         "plain": (vectors, again),
         "standardized": (vectors[:, varies] / spread[varies], again[:, varies] / spread[varies]),
         "standardized apart": (z_scored(vectors[:, both]), z_scored(again[:, both])),
+        "vectors in own units": (in_own_units(vectors), in_own_units(again)),
     }.items():
         nearest = ((one[:, None, :] - other[None]) ** 2).sum(2).argmin(1)
         row = hits(rows, distance=distance, noise="none")
