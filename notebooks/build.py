@@ -5,6 +5,7 @@ repository. A notebook's metadata have the hashes of those tables."""
 
 import argparse
 import hashlib
+import os
 import re
 from pathlib import Path
 
@@ -51,6 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--execute", action="store_true")
     arguments = parser.parse_args()
+    os.environ.pop("MPLBACKEND", None)  # with another backend than the kernel's own, cells have no figures
     for script in sorted(FOLDER.glob("[0-9]*.py")):
         notebook = paired(script)
         nbformat.write(notebook, script.with_suffix(".ipynb"))

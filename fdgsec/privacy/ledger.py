@@ -95,16 +95,17 @@ def guarantee_line(guarantee: Mapping[str, object]) -> str:
     uncovered, covers = (list(map(str, _listed(guarantee[key]))) for key in ("uncovered", "covers"))
     if guarantee["epsilon"] is None:
         return f"{guarantee['part']}: none, unprotected: {', '.join(uncovered) or 'everything'}"
-    value, little = float(str(guarantee["epsilon"])), _little(float(str(guarantee["delta"])))
+    value, little = float(str(guarantee["epsilon"])), _little(guarantee["delta"])
     return (
         f"{guarantee['part']}: epsilon {epsilon_text(value)} at delta {guarantee['delta']} per {guarantee['unit']} "
         f"({guarantee['relation']}){little}, over {', '.join(covers)}{review_mark(guarantee)}"
     )
 
 
-def _little(delta: float) -> str:
+def _little(delta: object) -> str:
     """What a large delta leaves open; nothing for a small one."""
-    return f", but with a probability of {delta:g} it may tell anything" if delta > LARGE_DELTA else ""
+    known = isinstance(delta, int | float) and delta > LARGE_DELTA
+    return f", but with a probability of {delta:g} it may tell anything" if known else ""
 
 
 def review_mark(guarantee: Mapping[str, object]) -> str:

@@ -203,7 +203,8 @@ def _guarantee(threshold: Threshold, report: AttackReport) -> Check:
     stated = [each for each in report.guarantees if each["part"] == "run"]
     if not stated or stated[0]["epsilon"] is None:
         return _none(threshold, "the run has no guarantee" + ("" if stated else ": it had no defense"))
-    epsilon, delta = float(str(stated[0]["epsilon"])), float(str(stated[0]["delta"]))
+    given = stated[0].get("delta")
+    epsilon, delta = float(str(stated[0]["epsilon"])), float(given) if isinstance(given, int | float) else 1.0
     has = {key: str(stated[0].get(key, "unknown")) for key in ASKED}
     words = f"epsilon {epsilon_text(epsilon)} at delta {delta:g} per {has['unit']} ({has['relation']})"
     words += review_mark(stated[0])
