@@ -117,7 +117,9 @@ def test_a_scale_of_each_client_hides_none(written: str):
         low, high = again.min(1, keepdims=True), again.max(1, keepdims=True)
         again = np.round((again - low) / (high - low) * 255)
 
-    assert hits(measured(vectors, again), distance="vectors in own units", noise="none").value >= 0.95
+    found = hits(measured(vectors, again), distance="vectors in own units", noise="none").value
+    assert found is not None
+    assert found >= 0.95
 
 
 @pytest.mark.medium

@@ -67,6 +67,7 @@ def test_what_names_no_defense_or_gives_it_no_number_is_refused(text: str, messa
 
 
 def test_no_bound_of_a_guard_is_no_number():
-    for options in ({"norm": math.nan}, {"outlier": math.nan}):
-        with pytest.raises(UsageError, match="guards needs norm, outlier"):
-            Guards(**options)
+    with pytest.raises(UsageError, match="guards needs norm, outlier"):
+        Guards(norm=math.nan)
+    with pytest.raises(UsageError, match="guards needs norm, outlier"):
+        Guards(outlier=math.nan)
