@@ -369,9 +369,8 @@ def _no_guarantee(config: RunConfig) -> UsageError:
 def _document(config: RunConfig, place: int, found: Audited, *, seconds: float) -> dict[str, Any]:
     middle, guarantee, defenses = summary(found.results), found.guarantee, defense_documents(config)
     alpha = 1 - middle.confidence if middle.repeats == 1 else ALPHA  # one audit is judged at its own confidence
-    curve = summary(found.gaussian) if found.gaussian else None
     exceeded = exceeds(found.gaussian or found.results, alpha)  # one of them, fixed by the claim: no more false alarms
-    noise, scale = found.noise, found.scale
+    noise, scale, curve = found.noise, found.scale, summary(found.gaussian) if found.gaussian else None
     faults = {
         "bounds lie above the claim": exceeded,
         "noise comes again": noise.repeated,
