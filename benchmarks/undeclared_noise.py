@@ -1,0 +1,57 @@
+"""What `membership` loses to noise that no defense declares, below what `release_check` refuses.
+
+    FDGSEC_DATA=... python -m benchmarks.undeclared_noise    # minutes on one core
+
+CCST's pooled styles on PACS (encoder `mini`, seed 0, profile quick, sketch unseen) with Gaussian noise of a part of
+their length that follows from the names of a client's images, the same each time. The largest part is the tolerance."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import fdgsec
+from fdgsec.experiments.attack.release_check import UNEXPLAINED
+from fdgsec.federation.artifacts import StyleStatistics
+from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State
+from fdgsec.methods.ccst import CCST
+from fdgsec.runtime.random_streams import stream
+
+RESULTS = Path(__file__).parent / "results" / "undeclared-noise.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blurred(CCST):
+    """CCST with noise of the part `level` of its pooled styles' length."""
+
+    level: float = 0.0
+
+    def share(
+        self, client: Client, *, model: GlobalModel | None, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Inbox, State]:
+        """Share CCST's style, with noise."""
+        sent, state = super().share(client, model=model, state=state, clock=clock, rng=rng)
+        style = sent["style"].tensors()
+        both = torch.cat([style["mean"], style["std"]]).double()
+        drawn = torch.randn(len(both), generator=stream(0, "world", *client.data.ids), dtype=torch.float64)
+        mean, std = (both + self.level * both.norm() * drawn / len(both) ** 0.5).float().chunk(2)
+        return {"style": StyleStatistics(mean=mean, std=std.clamp_min(0))}, state
+
+
+def main() -> None:
+    """Attack every level, and write the rows."""
+    rows = []
+    for level in (0.0, 0.8 * UNEXPLAINED):
+        (result,) = fdgsec.attack(Blurred(level=level), dataset="pacs", attacks=("membership",)).attacks
+        rows += [
+            {"level": level, **row.slice, "value": row.value, "low": row.low, "high": row.high, "n": row.n,
+             "baseline": row.chance, "verdict": row.verdict}
+            for row in result.measurements if row.name == "auc" and row.judged
+        ]  # fmt: skip
+        print(level, result.status, result.reason, *(f"{row['value']:.3f}" for row in rows), flush=True)
+    RESULTS.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
