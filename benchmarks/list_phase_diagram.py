@@ -14,6 +14,7 @@ benchmarks/results/list-phase-diagram.jsonl, and drawn into list-phase-diagram.p
   All are on the right side of 1/2 where the largest of G such errors is below it: e < sqrt(D - G) / (2 sqrt(2 ln G)).
 """
 
+import argparse
 import json
 import math
 from collections.abc import Sequence
@@ -106,8 +107,9 @@ def _placed(values: ArrayLike, ticks: Sequence[float]) -> Array:
     return np.interp(values, ticks, [place + 0.5 for place in range(len(ticks))])
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run every cell that is not stored, and draw them."""
+    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args(arguments)
     torch.set_num_threads(1)
     done = {(row["ratio"], row["noise"]) for row in rows()}
     for ratio, noise in product(RATIOS, NOISE):

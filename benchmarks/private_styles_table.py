@@ -8,6 +8,7 @@ The first command goes on where it stopped. Cells of several seeds are averaged,
 the same domain and seed; intervals are of test images alone, as if the images of two arms were different ones, which
 they are not: they are too wide for that reason, and too narrow because another seed is another training."""
 
+import argparse
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import sqrt
@@ -66,8 +67,9 @@ def difference(rows: Sequence[Row], arm: str) -> tuple[float, float, float] | No
     return 100 * middle, 100 * (middle - NORMAL * spread), 100 * (middle + NORMAL * spread)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Write the table of the stored cells."""
+    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args(arguments)
     write_table("results.md", "private styles", table(list(stored(RESULTS).values())))
 
 

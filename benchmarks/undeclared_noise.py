@@ -5,7 +5,9 @@
 CCST's pooled styles on PACS (encoder `mini`, seed 0, profile quick, sketch unseen) with Gaussian noise of a part of
 their length that follows from the names of a client's images, the same each time. The largest part is the tolerance."""
 
+import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,8 +41,9 @@ class Blurred(CCST):
         return {"style": StyleStatistics(mean=mean, std=std.clamp_min(0))}, state
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Attack every level, and write the rows."""
+    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args(arguments)
     rows = []
     for level in (0.0, 0.8 * UNEXPLAINED):
         (result,) = fdgsec.attack(Blurred(level=level), dataset="pacs", attacks=("membership",)).attacks

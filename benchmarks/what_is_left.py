@@ -9,6 +9,7 @@ same measurement and slice, without it. Reports go to runs/what-is-left, the row
 benchmarks/results/what-is-left.json. `fdgsec.experiments.report.remedies` quotes them on pages, and notebook 02
 draws them."""
 
+import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -155,8 +156,9 @@ def _of(row: Mapping[str, Any]) -> str:
     return " (the same images twice)" if row["slice"].get("data") == "the same" else " (other images)"
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run the cases that are not there yet, and write the rows of all."""
+    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args(arguments)
     rows: list[dict[str, Any]] = []
     bare: dict[str, fdgsec.AttackReport] = {}
     for case in CASES:
