@@ -1,7 +1,7 @@
 """A confidence interval as one of a family over all tail probabilities, and the p-value that agrees with it."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -77,6 +77,20 @@ def union(one: Interval, other: Interval, method: Method) -> Interval:
     def ends(tail: float) -> tuple[float, float]:
         first, second = one.ends(tail), other.ends(tail)
         return min(first[0], second[0]), max(first[1], second[1])
+
+    return Interval.of(ends, method)
+
+
+def averaged(intervals: Sequence[Interval], weights: Sequence[float], method: Method) -> Interval:
+    """The interval of a weighted mean: the weighted mean of the ends of intervals, at every tail.
+
+    It is as wide as if all errors were one error, so that it holds whatever they have in common."""
+    total = math.fsum(weights)
+
+    def ends(tail: float) -> tuple[float, float]:
+        found = [one.ends(tail) for one in intervals]
+        low, high = (math.fsum(w * end[side] for w, end in zip(weights, found, strict=True)) for side in (0, 1))
+        return low / total, high / total
 
     return Interval.of(ends, method)
 

@@ -16,6 +16,8 @@ from fdgsec.metrics.proportion_intervals import clustered_proportion, median_int
 from fdgsec.threats.answers import Answer, Prediction
 from fdgsec.threats.attack import Answers, Case, Truth
 
+FEW_GIVEN = 20
+"""Given vectors, fewer than which are judged one by one: resampling them says little, and they are no sample."""
 HALVES = ("half",)
 """Slice keys that distinguish the two halves of one client, not one population from another."""
 
@@ -50,6 +52,11 @@ class Group:
     def name(self) -> str:
         """What distinguishes this group from all others; names its random stream."""
         return f"{self.kind.kind} {self.subject} {self.question} {sorted(self.slice.items())}"
+
+    @property
+    def few_given(self) -> bool:
+        """Whether these are a few vectors of a user's own: what is found is said of them, and of no other clients."""
+        return len(self.entries) < FEW_GIVEN and all(entry.case.question == "given" for entry in self.entries)
 
     def of(self, kind: type[A]) -> list[Entry[A]]:
         """The entries, which must all be of `kind`."""

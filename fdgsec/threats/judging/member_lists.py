@@ -2,6 +2,7 @@
 
 import math
 
+from fdgsec.metrics.interval import averaged
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.metrics.proportion_intervals import clopper_pearson, clustered_proportion
 from fdgsec.threats.answers import MemberList
@@ -12,7 +13,8 @@ def measure_lists(group: Group) -> list[Measurement]:
     """Give the share of clients whose list is exact, and the precision: the share of members among those listed.
 
     Chance is that of as many candidates drawn at random: one of all such lists, and the share of members. A client's
-    list is a cluster of the precision's interval."""
+    list is a cluster of the precision's interval; where these are a few given vectors, the interval is about their
+    lists alone, and as wide as if the same images were wrong in all."""
     entries, names = group.of(MemberList), ["exact_list", "precision"]
     exact, hits, listed, by_chance, blind = 0, list[int](), list[int](), list[float](), list[float]()
     for entry in entries:
@@ -35,7 +37,11 @@ def measure_lists(group: Group) -> list[Measurement]:
         return [*rows, *unavailable(names[1:], group.slice, "some lists are empty", n=len(entries))]
     share = Scale(chance=sum(part * count for part, count in zip(blind, listed, strict=True)) / sum(listed))
     value = sum(hits) / sum(listed)
-    return [*rows, row(names[1], group.slice, value, clustered_proportion(hits, listed), sum(listed), share)]
+    interval = clustered_proportion(hits, listed)
+    if group.few_given:
+        each = [clopper_pearson(right, count) for right, count in zip(hits, listed, strict=True)]
+        interval = averaged(each, listed, "clopper-pearson")
+    return [*rows, row(names[1], group.slice, value, interval, sum(listed), share)]
 
 
 def _log_choices(size: int, count: int) -> float:

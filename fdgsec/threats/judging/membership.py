@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fdgsec.metrics.interval import Interval
+from fdgsec.metrics.interval import Interval, averaged
 from fdgsec.metrics.intervals import cluster_auc_bootstrap, delong, tpr_interval
 from fdgsec.metrics.measurement import Measurement, Slice
 from fdgsec.metrics.roc import auc, placements, tpr_at_fpr
@@ -24,7 +24,8 @@ def measure_membership(group: Group, rng: torch.Generator, *, repeats: int) -> l
     """Give the AUC averaged over clients, and the TPR at low FPR of all clients' scores under one threshold.
 
     Scores are likelihood ratios, whose threshold means the same for every client, so they are pooled as they are. With
-    one client alone records are resampled, and the interval speaks about that client only."""
+    one client alone records are resampled, and the interval speaks about that client only; that of the AUC speaks about
+    a few given vectors only, too."""
     entries, names = group.of(Membership), ["auc", *LOW_RATES]
     positive, negative = [], []
     for entry in entries:
@@ -45,7 +46,7 @@ def measure_membership(group: Group, rng: torch.Generator, *, repeats: int) -> l
         negative.append(scores[~members])
     n = sum(len(scores) for scores in (*positive, *negative))
     area = sum(auc(own, others) for own, others in zip(positive, negative, strict=True)) / len(entries)
-    interval = auc_interval(positive, negative, child(rng, "auc"), repeats)
+    interval = auc_interval(positive, negative, child(rng, "auc"), repeats, apart=group.few_given)
     rows = [row("auc", group.slice, area, interval, n, Scale(chance=0.5))]
     rows += _low_rates(group, positive, negative, child(rng, "roc"), repeats)
     rows += measure_exposed(group, child(rng, "exposed"), repeats=repeats)
@@ -57,14 +58,21 @@ def _owners(parts: Sequence[Tensor]) -> Tensor:
 
 
 def auc_interval(
-    positive: Sequence[Tensor], negative: Sequence[Tensor], rng: torch.Generator, repeats: int
+    positive: Sequence[Tensor],
+    negative: Sequence[Tensor],
+    rng: torch.Generator,
+    repeats: int,
+    *,
+    apart: bool = False,
 ) -> Interval | None:
     """Bound the AUC averaged over clients, each with scores of members and of others.
 
-    Clients are resampled where there are several, else scores; None for fewer than two scores on a side of one."""
-    if len(positive) == 1:
-        enough = min(len(positive[0]), len(negative[0])) > 1
-        return delong(positive[0], negative[0]) if enough else None
+    Clients are resampled where there are several, else scores; None for fewer than two scores on a side of one. With
+    `apart` each client's scores are, and the interval is about these clients alone."""
+    if len(positive) == 1 or apart:
+        enough = all(min(len(own), len(others)) > 1 for own, others in zip(positive, negative, strict=True))
+        each = [delong(own, others) for own, others in zip(positive, negative, strict=True)] if enough else []
+        return averaged(each, [1.0] * len(each), "delong") if each else None
     return cluster_auc_bootstrap(
         torch.cat(list(positive)), torch.cat(list(negative)), pos_clusters=_owners(positive),
         neg_clusters=_owners(negative), rng=rng, repeats=repeats,
