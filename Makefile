@@ -9,7 +9,7 @@ ifneq ($(wildcard ../shared/weights),)
 export FDGSEC_WEIGHTS ?= $(abspath ../shared/weights)
 endif
 
-.PHONY: attack test slow engines coverage lowest newest mutants fuzz lint types mypy pyright docs notebooks lock lock-check sbom clean
+.PHONY: attack test slow nightly engines coverage lowest newest mutants fuzz lint types mypy pyright docs notebooks lock lock-check sbom clean
 
 # LOCKED=1 installs exactly what requirements/ci.txt names, checked by hashes
 $(VENV)/installed: pyproject.toml
@@ -27,17 +27,21 @@ attack: $(VENV)/installed
 	$(BIN)/fdgsec attack
 
 # a worker of pytest on every core: more threads would only wait for each other
-test slow: export OMP_NUM_THREADS = 1
+test slow nightly: export OMP_NUM_THREADS = 1
 # pytest keeps the tests that it has compiled, else every worker compiles all of them in every run
-test slow: export PYTHONDONTWRITEBYTECODE =
+test slow nightly: export PYTHONDONTWRITEBYTECODE =
 
 # tests of less than a second each
 test: $(VENV)/installed
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not (medium or slow)"
 
-# all others: CI runs both
+# tests of a second or more: CI runs both
 slow: $(VENV)/installed
-	$(BIN)/python -m pytest -n auto --dist worksteal -m "medium or slow"
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "(medium or slow) and not nightly"
+
+# experiments that are repeated until a rate can be told: every night, and before a release
+nightly: $(VENV)/installed
+	$(BIN)/python -m pytest -n auto --dist worksteal -m nightly
 
 # lines and branches of four packages that unit tests reach, all but the slow ones
 COVERED := federation privacy threats metrics

@@ -15,6 +15,14 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # networks of several workers on all co
 os.environ.pop("COLUMNS", None)  # what is printed is as wide as without it
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse a nightly test that `make test` would run too."""
+    kept = [item.nodeid for item in items if item.get_closest_marker("nightly")
+            and not any(map(item.get_closest_marker, ("medium", "slow")))]  # fmt: skip
+    if kept:
+        raise pytest.UsageError(f"nightly tests are also medium or slow: {', '.join(kept)}")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Let all tests of a run, in every worker, share a cache of their own, whatever the user's holds."""

@@ -22,6 +22,7 @@ def environment(tmp_path: Path) -> Mapping[str, str]:
     return {**os.environ, "FDGSEC_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_killed_commands_report_the_same_when_they_are_given_again(tmp_path: Path):
     """Two moments of each kind; benchmarks/results/crash-matrix.json has more."""

@@ -70,6 +70,7 @@ def contents(out: Path) -> dict[str, Any]:
     return {"report": report} | {name: (out / name).read_bytes() for name in names if not name.startswith(TIMED)}
 
 
+@pytest.mark.nightly
 def test_a_run_killed_at_random_moments_ends_with_the_same_bytes(tmp_path: Path):
     process = begun(tmp_path, tmp_path / "whole")
     started = time.monotonic()

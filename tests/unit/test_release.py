@@ -114,13 +114,16 @@ def test_the_image_builds_and_prints_its_help():
 
 
 def test_workflows_run_the_checks_with_few_permissions():
-    ci, release = ((ROOT / ".github" / "workflows" / name).read_text() for name in ("ci.yml", "release.yml"))
+    folder = ROOT / ".github" / "workflows"
+    ci, nightly, release = ((folder / name).read_text() for name in ("ci.yml", "nightly.yml", "release.yml"))
 
     assert "run: .ci/run" in ci
     assert 'LOCKED: "1"' in ci
     assert "which: [lowest, newest]" in ci
-    for text in (ci, release):
-        assert set(yaml.safe_load(text)["jobs"]) <= {"check", "versions", "lock", "image", "publish"}
+    assert "run: make LOCKED=1 nightly" in nightly
+    assert re.search(r"schedule: \[\{ cron: ", nightly)
+    for text in (ci, nightly, release):
+        assert set(yaml.safe_load(text)["jobs"]) <= {"check", "versions", "lock", "image", "publish", "rates"}
         top = text.partition("\njobs:")[0]
         assert "permissions:\n  contents: read" in top
         assert "secrets." not in text

@@ -169,6 +169,7 @@ def fitted_to(images: DomainDataset, knowledge: Knowledge, planted_control: Posi
     return replace(planted_control.cases[0], views=(view,))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_neither_the_shuffled_attack_nor_generators_of_strangers_betray_anybody():
     attack = GeneratorLeakage(references=4)

@@ -286,6 +286,7 @@ def test_the_shuffled_attack_is_silent_and_the_attack_is_not():
     assert found == 2
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 2])
 def test_gradients_of_strangers_betray_nobody(batch: int):

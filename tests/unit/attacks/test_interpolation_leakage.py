@@ -71,6 +71,7 @@ def test_exchanged_styles_are_not_significant():
     assert failures <= 3  # 10 rows, each fails with probability .05: more than 3 in 1 of 1,000
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_without_a_tie_between_style_and_clients_the_false_alarms_are_those_of_the_level():
     alarms = 0

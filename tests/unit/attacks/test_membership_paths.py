@@ -126,6 +126,7 @@ def test_nothing_is_found_once_releases_are_exchanged():
         assert sum(values) / 36 == pytest.approx(0.5, abs=0.09)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("control", ["nothing planted", "exchanged"])
 def test_false_alarms_stay_within_binomial_bounds_of_five_percent(control: str):

@@ -166,6 +166,7 @@ def test_the_shuffled_attack_finds_nothing():
     assert max(alarms.values()) <= 4  # 6 rows of 20 tests at 5%: some row above with probability .02
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_models_of_strangers_betray_nobody():
     rows = [(test, model) for test in [*ALL_TESTS, *LABEL_TESTS] for model in ("client", "global")]

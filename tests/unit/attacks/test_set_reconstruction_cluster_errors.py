@@ -70,6 +70,7 @@ def test_without_noise_lists_are_solved_for_and_nothing_is_rehearsed(roles: Role
     assert not reader.better
 
 
+@pytest.mark.nightly
 @pytest.mark.medium
 def test_releases_of_other_images_rank_nobody(roles: Roles):
     challenger, knowledge = set_up(roles, NOISE)

@@ -105,6 +105,7 @@ def test_no_list_of_a_gallery_without_the_members_is_verified(roles: Roles):
         assert not refinement.refined(case, seen, found, stream(0, "attack", "refined", number)).verified
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_releases_of_other_images_rank_nobody(roles: Roles):
     challenger, knowledge = set_up(roles, NOISE)

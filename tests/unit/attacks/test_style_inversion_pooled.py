@@ -72,6 +72,7 @@ def test_exchanged_pooled_styles_say_nothing():
     assert null.p_value > 0.05
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_styles_of_other_images_raise_alarm_no_more_often_than_chance():
     alarms, repeats = 0, 20

@@ -127,6 +127,7 @@ print(len(data), len(parts), len(roles.federation), taken, peak)
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow  # to make so many files takes as long as to list them
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
 def test_two_hundred_thousand_images_are_listed_and_split_in_20_s_and_1_gb(tmp_path: Path) -> None:

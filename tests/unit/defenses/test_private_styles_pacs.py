@@ -132,6 +132,7 @@ def linkage(mechanism: Mechanism, *, repeats: int = 5) -> float:
     return right / (CLIENTS * repeats)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("count", [40, 130, 500])
 @pytest.mark.parametrize("epsilon", [1.0, 8.0])
 def test_membership_stays_within_what_the_guarantee_allows(epsilon: float, count: int):

@@ -134,6 +134,7 @@ def test_a_seed_of_32_bits_is_hinted_at_where_too_few_releases_are_compared(
     assert "manual_seed, which keeps 32 bits" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_seed_of_32_bits_is_found_among_2_to_the_18_releases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(DEFENSES, "private-styles", "tests.support.broken_defenses:StylesFromA32BitSeed")  # type: ignore[arg-type]

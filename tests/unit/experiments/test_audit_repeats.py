@@ -8,7 +8,7 @@ import pytest
 from fdgsec.cli.app import main
 from fdgsec.runtime.registry import DEFENSES
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 REPEATS = 40
 SMALL = [

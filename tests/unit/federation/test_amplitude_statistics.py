@@ -247,6 +247,7 @@ def noise_images(count: int, rng: torch.Generator) -> Tensor:
     return amplitudes(values.clamp(0, 1)).flatten(1)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_without_information_the_membership_tests_raise_no_more_false_alarms_than_their_level():
     asked, alarms = 40, {likelihood_ratio: 0, standardized_score: 0}

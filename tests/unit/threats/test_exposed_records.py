@@ -83,6 +83,7 @@ def varied(seed: int) -> tuple[list[Answer], list[Case], list[Truth]]:
     return answers, cases, [Truth(members=members)] * 50
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_images_whose_scores_vary_more_than_others_are_not_exposed_by_that() -> None:
     found = [rows(varied(seed), repeats=100) for seed in range(300)]
