@@ -12,6 +12,7 @@ overflow. The formulas assume exact sampling: noise in floating point reveals mo
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from scipy import optimize, special
@@ -25,6 +26,7 @@ NODES = (0.04691007703066800, 0.23076534494715845, 0.5, 0.76923465505284155, 0.9
 WEIGHTS = (0.11846344252809454, 0.23931433524968324, 0.28444444444444444, 0.23931433524968324, 0.11846344252809454)
 
 
+@lru_cache(maxsize=256)  # an audit asks for the same one thousands of times
 def noise_multiplier(epsilon: float, delta: float) -> float:
     """Compute the least standard deviation over sensitivity that is (`epsilon`, `delta`)-private (Theorem 8).
 
