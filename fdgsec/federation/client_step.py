@@ -5,7 +5,9 @@ import torch
 from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.malicious_client_protocol import forge_reply
 from fdgsec.federation.method import Client, Method, Reply, State, Step, StepRequest
+from fdgsec.federation.record_preparation import check_preparation
 from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.registry import is_bundled
 
 UNDEFENDED = DefenseStack()
 
@@ -45,6 +47,8 @@ def _defended(
         defense_stack.with_trainer(client, method, request.clock) if step == "fit" else (client, None)
     )
     if trainer is not None:
+        if not is_bundled(method) and request.model is not None:
+            check_preparation(method, client, model=request.model, inbox=request.inbox, clock=request.clock)
         rng = defense_stack.training_rng(client, request.clock)
     reply, state = _answered(method, with_trainer, step, request, state, rng)
     sender = defense_stack.sender(client, method, request, state, trainer)

@@ -17,6 +17,7 @@ from fdgsec.federation.artifacts import (
     kind_named,
 )
 from fdgsec.federation.method import SHARED_ROWS, Client, Clock, Inbox, Method, State
+from fdgsec.federation.record_preparation import mixed_records
 from fdgsec.federation.release_declarations import ROUND_LOOP, Release
 from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.secret_streams import simulated_stream
@@ -27,6 +28,8 @@ DECLARED = "what is sent is what is declared"
 """The promise that releases name every artifact."""
 RETURNS = "what comes back of one's own is said (trains_on_own_releases)"
 """The promise on which a private model rests where styles are sent unprotected."""
+APART = "records are prepared one by one where training goes through the trainer alone (trains_through_trainer)"
+"""The promise on which every guarantee of DP-SGD for a record rests."""
 
 
 def check_method(given: object) -> None:
@@ -40,6 +43,7 @@ def check_method(given: object) -> None:
     method, members = general.fitting(CLIENTS), small_clients(CLIENTS)
     before = [_contents(client) for client in members]
     _check_own_return(method, members)
+    _check_records_apart(method, members)
     with nothing_kept(method):
         plain = federated(method, members, recode=False)
         _check_untouched(members, before)
@@ -63,31 +67,61 @@ def check_method(given: object) -> None:
 
 def _check_own_return(method: Method, members: Sequence[Client]) -> None:
     """Check that a client trains to the same model whatever it shared: every one shares what another one has, in turn,
-    which moves it far. Where the server then gives it the same, nothing is trained."""
+    which moves it far, in this round and in those after it, where the server or its state may bring it back."""
     if method.shares == "never" or method.trains_on_own_releases or not method.trains_through_trainer:
         return
-    clock = Clock(round=0, rounds=1, participants=tuple(client.name for client in members))
-    model = start_of(method)
-    shared, states = dict[str, Inbox](), dict[str, State]()
-    for client in members:
-        rng = stream(0, "world", "own return", client.name)
-        shared[client.name], states[client.name] = method.share(client, model=model, state={}, clock=clock, rng=rng)
-
-    def given(client: Client, sent: Mapping[str, Inbox]) -> Inbox:
-        inboxes, _ = method.combine(sent, server={}, clock=clock, rng=simulated_stream(0, "own return"))
-        return inboxes.get(client.name, {})
-
-    def trained(client: Client, inbox: Inbox) -> Mapping[str, str]:
-        update, _ = method.fit(
-            client, model=model, inbox=inbox, state=dict(states[client.name]), clock=clock,
-            rng=stream(0, "world", "own return", "fit"),
-        )  # fmt: skip
-        return _hashes(update.artifacts)
-
+    usual = {client.name: _trainings(method, members, client, shares_of=client) for client in members}
     for client, other in permutations(members, 2):
-        usual, instead = given(client, shared), given(client, {**shared, client.name: shared[other.name]})
-        same_model = _hashes(usual) == _hashes(instead) or trained(client, usual) == trained(client, instead)
-        expect(same_model, RETURNS, f"{client.name} trains to another model where it shares something else")
+        instead = _trainings(method, members, client, shares_of=other)
+        for number, (first, second) in enumerate(zip(usual[client.name], instead, strict=True)):
+            said = f"{client.name} trains to another model in round {number} where it shares something else"
+            expect(first == second, RETURNS, said)
+
+
+def _trainings(
+    method: Method, members: Sequence[Client], client: Client, *, shares_of: Client
+) -> Sequence[Mapping[str, str]]:
+    """The hashes of what `client` sends after training, round by round, where it shares what `shares_of` has.
+
+    All rounds begin with the same model. There are three where clients share in every round, else one."""
+    rounds, model, server = 3 if method.shares == "every" else 1, start_of(method), dict[str, Tensor]()
+    states: dict[str, State] = {member.name: {} for member in members}
+    found = []
+    for number in range(rounds):
+        clock = Clock(round=number, rounds=rounds, participants=tuple(states))
+        sent = dict[str, Inbox]()
+        for member in members:
+            rng = stream(0, "world", "own return", member.name)
+            sent[member.name], states[member.name] = method.share(
+                member, model=model, state=states[member.name], clock=clock, rng=rng
+            )
+        sent[client.name] = sent[shares_of.name]
+        rng = simulated_stream(0, "own return", number)
+        inboxes, kept = method.combine(sent, server=server, clock=clock, rng=rng)
+        server = dict(kept)
+        update, states[client.name] = method.fit(
+            client, model=model, inbox=inboxes.get(client.name, {}), state=states[client.name], clock=clock,
+            rng=stream(0, "world", "own return", "fit", number),
+        )  # fmt: skip
+        found.append(_hashes(update.artifacts))
+    return found
+
+
+def _check_records_apart(method: Method, members: Sequence[Client]) -> None:
+    """Check that what a client trains on of an image is the same whatever its other images are."""
+    if not method.trains_through_trainer:
+        return
+    model, clock = start_of(method), Clock(round=0, rounds=1, participants=tuple(client.name for client in members))
+    shared: dict[str, Inbox] = {}
+    for client in members if method.shares != "never" else ():
+        rng = stream(0, "world", "records apart", client.name)
+        shared[client.name], _ = method.share(client, model=model, state={}, clock=clock, rng=rng)
+    inboxes: Mapping[str, Inbox] = {}
+    if shared:
+        inboxes, _ = method.combine(shared, server={}, clock=clock, rng=simulated_stream(0, "records apart"))
+    for client in members:
+        reason = mixed_records(method, client, model=model, inbox=inboxes.get(client.name, {}), clock=clock)
+        expect(not reason, APART, f"{reason} ({client.name})")
 
 
 def _hashes(artifacts: Mapping[str, Artifact]) -> Mapping[str, str]:

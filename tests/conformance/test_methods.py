@@ -11,14 +11,16 @@ from typing import Literal
 import pytest
 import torch
 
+from fdgsec.data.domains import as_float
 from fdgsec.experiments.run_config import build
-from fdgsec.federation.artifacts import ImageStyles, ModelState, Scores, StyleBank
+from fdgsec.federation.artifacts import ImageStyles, ModelState, Scores, StyleBank, StyleStatistics
 from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Inbox, Method, State, Update
 from fdgsec.federation.release_declarations import Release
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.methods.fedccrl import FedCCRL
 from fdgsec.methods.stablefdg_dp import StableFDGDP
+from fdgsec.nn.training.batches import TrainingSet
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.registry import METHODS, resolve
@@ -185,6 +187,49 @@ class HidesItsChoice(StableFDGDP):
         return True
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReturnsLate(FedAvg):
+    """Clients share a color in every round, and train on all colors of the round before, their own among them."""
+
+    @property
+    def trains_through_trainer(self) -> bool:
+        return True
+
+    @property
+    def shares(self) -> Literal["never", "once", "every"]:
+        return "every"
+
+    @property
+    def releases(self) -> Sequence[Release]:
+        up = Release(stage="share", slot="color", kind=StyleStatistics)
+        return (*super().releases, up, Release(stage="combine", slot="bank", kind=StyleBank))
+
+    def share(
+        self, client: Client, *, model: GlobalModel | None, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Inbox, State]:
+        std, mean = torch.std_mean(as_float(client.data.pixels()), (0, 2, 3))
+        return {"color": StyleStatistics(mean=mean, std=std)}, state
+
+    def combine(
+        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: SecretStream
+    ) -> tuple[Mapping[str, Inbox], State]:
+        found = [given["color"].tensors() for given in shared.values()]
+        rows = {key: torch.stack([one[key] for one in found]) for key in ("mean", "std")}
+        rows["owner"] = torch.tensor([int(name.partition(":")[2]) for name in shared])
+        before = {"bank": StyleBank(**server)} if server else {}
+        return {name: before for name in shared}, rows
+
+    def training_set(
+        self, client: Client, *, inbox: Inbox, state: State, rng: torch.Generator
+    ) -> tuple[TrainingSet, State]:
+        data = TrainingSet.of(client.data)
+        if "bank" not in inbox:
+            return data, state
+        bank = inbox["bank"].tensors()
+        shift = 20 * bank["mean"][bank["owner"] == client.number][0].view(1, 3, 1, 1)
+        return replace(data, images=(data.images.float() - shift).clamp(0, 255).to(torch.uint8)), state
+
+
 @pytest.mark.parametrize("sharing", ["random", "farthest"])
 def test_the_model_is_no_safer_than_a_style_that_chooses_what_is_received(sharing: Literal["random", "farthest"]):
     method = StableFDGDP(plan=PLAN, center="received", sharing=sharing)
@@ -207,6 +252,10 @@ def test_the_model_is_no_safer_than_a_style_that_chooses_what_is_received(sharin
         (DrawsGlobally(plan=PLAN, strength=0.1), "the same seed gives the same bytes"),
         (WritesOnWhatItGot(plan=PLAN), "steps leave what they are handed as it was"),
         (HidesItsChoice(plan=PLAN, center="received", sharing="farthest"), "what comes back of one's own is said"),
+        (
+            ReturnsLate(plan=PLAN),
+            "what comes back of one's own is said .*: client:0 trains to another model in round 1",
+        ),
         (object(), "must be a frozen dataclass"),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",

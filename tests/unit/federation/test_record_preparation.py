@@ -1,0 +1,133 @@
+"""What a client trains on of an image may depend on that image alone, where training goes through a trainer."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fdgsec.data.domains import as_float
+from fdgsec.defenses.dp_sgd import DPSGD
+from fdgsec.federation.client_step import run_client_step
+from fdgsec.federation.defense_stack import DefenseStack
+from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, Method, State, StepRequest, Update
+from fdgsec.federation.record_preparation import mixed_records
+from fdgsec.methods.fedavg import FedAvg
+from fdgsec.nn.networks.classifiers import Classifier
+from fdgsec.nn.training.batches import Batch, TrainingSet
+from fdgsec.nn.training.training_loop import Objective
+from fdgsec.nn.training.training_plan import TrainingPlan
+from fdgsec.privacy.dp_sgd import PrivateTrainingError
+from fdgsec.testing import BrokenPromiseError, check_method
+from fdgsec.testing.small_federation import CLIENTS, four_clients, start_of
+
+CLOCK = Clock(round=0, rounds=1, participants=tuple(f"client:{number}" for number in range(CLIENTS)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plain(FedAvg):
+    """A plug-in that says that it trains through its trainer, and does."""
+
+    @property
+    def trains_through_trainer(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnColors(Plain):
+    """Standardizes images by the mean and spread of the client's own."""
+
+    def training_set(
+        self, client: Client, *, inbox: Inbox, state: State, rng: torch.Generator
+    ) -> tuple[TrainingSet, State]:
+        pixels = as_float(client.data.pixels())
+        spread, mean = torch.std_mean(pixels, (0, 2, 3), keepdim=True)
+        shown = ((pixels - mean) / spread.clamp_min(1e-3) * 0.2 + 0.5).clamp(0, 1)
+        return TrainingSet(images=(shown * 255).round().to(torch.uint8), labels=client.data.labels), state
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightedClasses(Plain):
+    """Weights the loss of a class by how many images the client has of it."""
+
+    def objective(
+        self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
+    ) -> Objective:
+        counts = torch.bincount(client.data.labels, minlength=len(client.data.class_names)).float()
+        return _Weighted(weights=1 / (1 + counts))
+
+
+@dataclass(eq=False)
+class _Weighted:
+    weights: Tensor
+    couples_records: bool = False
+
+    def __call__(self, batch: Batch, network: Classifier) -> Tensor:
+        return functional.cross_entropy(network(batch.images), batch.labels, weight=self.weights, reduction="none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittedStart(Plain):
+    """Starts from a head that knows the client's classes."""
+
+    def start(self, client: Client, *, model: GlobalModel, state: State) -> Classifier:
+        network = super().start(client, model=model, state=state)
+        with torch.no_grad():
+            network.head.bias += torch.bincount(client.data.labels, minlength=len(network.head.bias))
+        return network
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddedAfterwards(Plain):
+    """Adds the mean of its images to the head after training."""
+
+    def fit(
+        self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Update, State]:
+        update, state = super().fit(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
+        entries = dict(update.artifacts["model"].tensors())
+        entries["head.bias"] = entries["head.bias"] + as_float(client.data.pixels()).mean()
+        return replace(update, artifacts={"model": model.with_state(entries).state}), state
+
+
+FAULTS: list[tuple[Callable[..., FedAvg], str]] = [
+    (OwnColors, "what it trains on of an image changes where other images do"),
+    (WeightedClasses, "the loss of an image changes where other images do"),
+    (FittedStart, "the network that training starts from changes where images do"),
+    (AddedAfterwards, "what it sends changes with images though no step was taken"),
+]
+
+
+def found(method: Method) -> str:
+    return mixed_records(method, four_clients()[0], model=start_of(method), inbox={}, clock=CLOCK)
+
+
+@pytest.mark.parametrize(("method", "reason"), FAULTS, ids=[method.__name__ for method, _ in FAULTS])
+def test_a_method_whose_records_meet_before_training_is_found(method: Callable[..., FedAvg], reason: str):
+    assert found(method()) == reason
+    with pytest.raises(BrokenPromiseError, match=reason):
+        check_method(method())
+
+
+@pytest.mark.parametrize("method", [FedAvg(), Plain()], ids=["bundled", "plug-in"])
+def test_a_method_that_prepares_each_image_by_itself_is_not_blamed(method: FedAvg):
+    assert found(method) == ""
+
+
+@pytest.mark.parametrize("method", [Plain, OwnColors])
+def test_a_private_step_of_a_plug_in_is_refused_where_records_meet(method: Callable[..., FedAvg]):
+    made = method(plan=TrainingPlan(batch_size=8, steps=1))
+    defenses = DefenseStack(defenses=(DPSGD(epsilon=4.0),), name="test")
+    model = start_of(made, norm="group")
+    request = StepRequest(clock=CLOCK, model=model, inbox={})
+
+    def answered() -> None:
+        run_client_step(made, four_clients()[0], "fit", request, {}, 0, defenses)
+
+    if method is Plain:
+        answered()
+    else:
+        with pytest.raises(PrivateTrainingError, match="OwnColors says that its model depends on images through"):
+            answered()
