@@ -14,12 +14,13 @@ from torch import Tensor, nn
 
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import Artifact, GeneratorState, ModelState
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, Method
+from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, Method, State
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import TrainingSet, batch_of
+from fdgsec.nn.training.per_sample_gradients import PrivateTrainingError
 from fdgsec.nn.training.training_loop import Objective
 from fdgsec.nn.training.training_plan import TrainingPlan
-from fdgsec.privacy.dp_sgd import PrivateTrainingError, Versions
+from fdgsec.privacy.dp_sgd import Versions
 from fdgsec.runtime.random_streams import stream
 
 MOST = 16
@@ -105,7 +106,7 @@ def _prepared(
     witness = _Witness()
     member = replace(client, data=data, trainer=witness)
     rng = stream(0, "world", "record preparation", client.name)
-    state = {}
+    state: State = {}
     if method.shares != "never":
         _, state = method.share(member, model=model, state={}, clock=clock, rng=rng)
     update, _ = method.fit(member, model=model, inbox=inbox, state=state, clock=clock, rng=rng)

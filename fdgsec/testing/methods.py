@@ -96,8 +96,8 @@ def _trainings(
                 member, model=model, state=states[member.name], clock=clock, rng=rng
             )
         sent[client.name] = sent[shares_of.name]
-        rng = simulated_stream(0, "own return", number)
-        inboxes, kept = method.combine(sent, server=server, clock=clock, rng=rng)
+        secret = simulated_stream(0, "own return", number)
+        inboxes, kept = method.combine(sent, server=server, clock=clock, rng=secret)
         server = dict(kept)
         update, states[client.name] = method.fit(
             client, model=model, inbox=inboxes.get(client.name, {}), state=states[client.name], clock=clock,
