@@ -24,6 +24,7 @@ Distinct = Annotated[
     int | None,
     typer.Option("--distinct-releases", help="Releases whose noise is compared; 0: none. Default: half a minute's."),
 ]
+Images = Annotated[int, typer.Option("--images", help="Images of the audited client (not dp-sgd).")]
 
 
 @o.takes(
@@ -42,6 +43,7 @@ def command(
     guesses: Guesses = None,
     canary: Kind = "gradient",
     distinct_releases: Distinct = None,
+    images: Images = 16,
     data_root: o.DataRoot = None,
     given: Mapping[str, Any],
     seed: o.Seed = 0,
@@ -57,6 +59,7 @@ def command(
     plan = AuditPlan(
         runs=runs, repeats=repeats, confidence=confidence, canaries=canaries, guesses=guesses,
         canary=cast(Literal["gradient", "mislabeled"], canary), distinct_releases=distinct_releases,
+        images=images,
     )  # fmt: skip
     config = audit_settings(
         target,

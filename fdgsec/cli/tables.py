@@ -129,6 +129,9 @@ def print_audit(found: Mapping[str, Any], *, out: Path) -> None:
     )
     whole = [] if curve is None else [f"of the Gaussian curve: epsilon {curve:.3f}, ceiling {most:.3f} (same guesses)"]
     bound, claimed = found["scale_bound"], found["scale_claim"]
+    verdict = f"no fault found, of a client of {found['images']} images"
+    if found["faults"]:
+        verdict = f"FAILED: {'; '.join(found['faults'])}"
     few = []
     if claimed is not None:
         few = [f"few records: size of the noise: epsilon {bound:.3f}, claim {epsilon_text(claimed)}"]
@@ -143,7 +146,7 @@ def print_audit(found: Mapping[str, Any], *, out: Path) -> None:
         f"bounds above the claim: {found['above'] if curve is None else found['gaussian_above']} of {found['repeats']}",
         *few,
         f"noise: {found['noise']}",
-        f"FAILED: {'; '.join(found['faults'])}" if found["faults"] else "no fault found",
+        verdict,
         str(found["note"]),
         f"written to {out}: audit.json",
     ):  # fmt: skip

@@ -302,6 +302,19 @@ def _all_but_the_sixth(noise: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StylesWithoutNoiseInOneDirection(StylesFromA32BitSeed):
+    """Adds noise that is zero along one direction, to which every mean contributes; each number has the variance that
+    it states."""
+
+    def _mean(self, outgoing: Outgoing, frame: Frame, rng: SecretStream) -> Protected:
+        def flat(like: Tensor, sd: float) -> Tensor:
+            means, squares = rng.normal(len(like)).chunk(2)
+            return sd * torch.cat([(means - means.mean()) / math.sqrt(1 - 1 / len(means)), squares])
+
+        return self._with(outgoing, frame, flat)
+
+
+@dataclass(frozen=True, kw_only=True)
 class StylesWithSpikyNoise(StylesFromA32BitSeed):
     """Adds to each number but the first a thousandth of the noise or the root of 2 of it, which is the variance that it
     states."""

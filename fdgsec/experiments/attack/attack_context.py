@@ -81,7 +81,7 @@ def attack_context_of(
     def check(method: Method, client: Client, clock: Clock) -> Mapping[str, str]:
         return foreign_releases(
             method, client, clock=clock, model=model, statistics=knowledge.statistics,
-            released_statistic=style_view.released_statistic,
+            released_statistic=style_view.released_statistic, public=auxiliary,
         )  # fmt: skip
 
     challenger = Challenger(

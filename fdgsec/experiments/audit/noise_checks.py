@@ -8,12 +8,12 @@ post-processing (rounding) may make different ones alike, and on a small artifac
 
 Noise of two releases of one run (two rounds, a style and a model, or the same release of two clients) is compared by
 correlation: it is drawn anew for each of many runs, and differences between runs contain nothing but noise. Within a
-release its numbers are compared in the same way (`noise_within`), and their shape with the Gaussian one that the cost
-is of (`noise_shape`)."""
+release its numbers are compared in the same way (`noise_within`), their shape with the Gaussian one that the cost is
+of, and directions with each other (`noise_shape`)."""
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import combinations
@@ -25,8 +25,8 @@ from torch import Tensor
 from fdgsec.experiments.audit.gradient_canaries import one_layer
 from fdgsec.experiments.audit.message_canaries import noise_coordinates
 from fdgsec.experiments.audit.neighboring_clients import Release, numbers
-from fdgsec.experiments.audit.noise_shape import not_gaussian
-from fdgsec.experiments.audit.noise_within import alike, draws_within
+from fdgsec.experiments.audit.noise_shape import DRAWS_A_NUMBER, leaves_directions_out, not_gaussian
+from fdgsec.experiments.audit.noise_within import MOST_TENSORS, alike, draws_within, tensors_of
 from fdgsec.federation.artifacts import ModelState, Scores
 from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.method import GlobalModel
@@ -36,6 +36,9 @@ INPUTS = 12
 """Numbers in the small artifacts on which noise is compared."""
 FEWEST_NUMBERS = 4
 """Fewer float32 numbers than this may agree in two of 2^18 releases by chance."""
+DIRECTIONS, DIRECTIONS_OF_MODELS = 512, 64
+"""Numbers of a style, and of an artifact with more tensors, whose directions are compared: a draw takes milliseconds
+and more."""
 PAIRS = 32
 DEVIATIONS = 6.0
 """Correlations of unrelated noise lie within this many standard deviations (two-sided probability 2e-9)."""
@@ -47,8 +50,9 @@ class NoiseChecks:
     """The results of all checks; `states_bits` is log2 of the number of noise vectors that `releases` rule out.
 
     `alike` are the first two equal releases, `correlated` pairs of a run's releases with related noise, `within` are
-    releases of which two numbers have the same noise, `shapes` those whose noise is not Gaussian. `seeding` tells
-    whether a release calls `manual_seed`, which keeps 32 bits."""
+    releases of which two numbers have the same noise, `shapes` those whose noise is not Gaussian, `thin` those of which
+    some direction has less noise than the numbers. `seeding` tells whether a release calls `manual_seed`, which keeps
+    32 bits."""
 
     releases: int = 0
     alike: tuple[int, int] | None = None
@@ -56,6 +60,7 @@ class NoiseChecks:
     correlated: Sequence[str] = ()
     within: Sequence[str] = ()
     shapes: Sequence[str] = ()
+    thin: Sequence[str] = ()
     seeding: bool = False
 
     @property
@@ -70,11 +75,21 @@ class NoiseChecks:
         """Whether noise comes again: in a release of the same records, in another one of its run, or within one."""
         return self.alike is not None or bool(self.correlated) or bool(self.within)
 
+    @property
+    def faults(self) -> Mapping[str, bool]:
+        """Whether each fault of the noise was found, by its words."""
+        return {
+            "noise comes again": self.repeated,
+            "noise is not Gaussian, as its cost says": bool(self.shapes),
+            "noise leaves directions out": bool(self.thin),
+        }
+
     def line(self) -> str:
         """What was found, in one line."""
         said = [f"{pair} have correlated noise" for pair in self.correlated]
         said += [f"two numbers of {release} have the same noise" for release in self.within]
         said += [f"the noise of {release} is not Gaussian" for release in self.shapes]
+        said += [f"some direction of {release} has less noise than its numbers" for release in self.thin]
         if self.alike is not None:
             said.insert(0, "releases {} and {} of the same records are alike".format(*self.alike))
         elif self.states_bits is not None:
@@ -129,6 +144,7 @@ def check_messages(
     if not releases or len(sent("size", first)) < FEWEST_NUMBERS:
         return checks
     checks = replace(checks, seeding=seeds(lambda: sent("seed", first)))
+    checks = replace(checks, thin=_thin(runs, alone, draws=releases))
     return compared(checks, (sent(f"distinct/{number}", first) for number in range(releases)))
 
 
@@ -162,11 +178,8 @@ def _of_another(release: Release) -> Release:
 def _within(releases: Sequence[Release], defense_stack: DefenseStack) -> tuple[list[str], list[str]]:
     """The releases, the first one of each slot, of which two numbers have the same noise, and those whose noise is not
     Gaussian though all their costs are."""
-    first = dict[tuple[str, str], Release]()
-    for release in releases:
-        first.setdefault((release.step, release.slot), release)
     same, others = list[str](), list[str]()
-    for release in first.values():
+    for release in _of_each_slot(releases):
         uses = release.sent(defense_stack)[1]
         assert uses
         read = noise_coordinates(defense_stack, release, uses[0].unit)
@@ -176,6 +189,28 @@ def _within(releases: Sequence[Release], defense_stack: DefenseStack) -> tuple[l
         elif all(use.mechanism == "gaussian" for use in uses) and not_gaussian(draws, valid):
             others.append(_named(release))
     return same, others
+
+
+def _of_each_slot(releases: Sequence[Release]) -> Iterable[Release]:
+    first = dict[tuple[str, str], Release]()
+    for release in releases:
+        first.setdefault((release.step, release.slot), release)
+    return first.values()
+
+
+def _thin(releases: Sequence[Release], defense_stack: DefenseStack, *, draws: int) -> list[str]:
+    """The releases, the first one of each slot, of which some direction has less noise than the numbers, by at most so
+    many draws."""
+    found = list[str]()
+    for release in _of_each_slot(releases):
+        artifact, uses = release.sent(defense_stack)
+        assert uses
+        most = DIRECTIONS if tensors_of(artifact) <= MOST_TENSORS else DIRECTIONS_OF_MODELS
+        runs = min(draws, DRAWS_A_NUMBER * min(most, len(numbers(artifact))))
+        read = noise_coordinates(defense_stack, release, uses[0].unit)
+        if leaves_directions_out(*draws_within(release, defense_stack, read, runs=runs, most=most)):
+            found.append(_named(release))
+    return found
 
 
 def _related(one: Tensor, other: Tensor) -> bool:

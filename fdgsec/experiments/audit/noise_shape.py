@@ -4,7 +4,12 @@ A test along one direction sees the spread of the noise, not its shape: a number
 half of the time, and the root of 2 of it else, has the right variance and no epsilon. Every number is standardized by
 its own draws; numbers of which draws were cut are left out. Two statistics are compared with those of Gaussian noise:
 the mean kurtosis over numbers, and the squared length of each draw. Both depend on how many numbers vary independently,
-which is estimated from their correlations (the participation ratio of the eigenvalues)."""
+which is estimated from their correlations (the participation ratio of the eigenvalues).
+
+Numbers that all have noise of the stated size may leave a direction without any: noise in a public subspace of 153 of
+512 dimensions hides no mean. Of more draws than there are numbers, the least variance along any direction is that of
+the least eigenvalue of their correlations. For independent noise it is near (1 - sqrt(D / runs))^2 (Marchenko and
+Pastur 1967), and fluctuates by a part of order D^(-2/3)."""
 
 import math
 
@@ -16,17 +21,19 @@ FEWEST_INDEPENDENT = 4.0
 """Fewer numbers that vary independently have too few draws to tell a shape."""
 DEVIATIONS = 8.0
 """Standard deviations by which a mean kurtosis may miss that of Gaussian draws: its tails are heavier than Gaussian."""
+DRAWS_A_NUMBER = 3
+"""Draws, for each number, by which directions are compared: independent noise then has (1 - sqrt(1/3))^2 = .18."""
+THIN = 0.5
+"""The part of that below which a direction has less noise than its numbers: a third of the stated deviation is seen."""
+FEWEST_DIRECTIONS = 32
+"""Fewer numbers have a least eigenvalue that fluctuates too much."""
 RARE = 1e-9
 """The probability of a draw as short as one that counts as a release without noise."""
 
 
 def not_gaussian(draws: Tensor, valid: Tensor) -> bool:
     """Whether the noise of `draws` (runs, D), of which `valid` ones were not cut, is not Gaussian."""
-    whole = draws[:, valid.all(0)]
-    off = whole - whole.mean(0)
-    size = off.square().mean(0).sqrt()
-    varying = size > torch.finfo(draws.dtype).eps * whole.abs().amax(0).clamp_min(1) if len(size) else size > 0
-    standard = off[:, varying] / size[varying]
+    standard = _standardized(draws, valid)
     runs, numbers = standard.shape
     if not numbers:
         return False
@@ -37,6 +44,26 @@ def not_gaussian(draws: Tensor, valid: Tensor) -> bool:
     expected, spread = 3 * (runs - 1) / (runs + 1), math.sqrt(24 / (runs * independent))
     shortest = float(standard.square().sum(1).min()) * independent / numbers
     return abs(kurtosis - expected) > DEVIATIONS * spread or float(stats.chi2.cdf(shortest, independent)) < RARE / runs
+
+
+def leaves_directions_out(draws: Tensor, valid: Tensor) -> bool:
+    """Whether the noise of `draws` (runs, D), of which `valid` ones were not cut, is less along some direction than in
+    the numbers. Numbers beyond a third of the runs are not looked at."""
+    standard = _standardized(draws, valid)[:, : len(draws) // DRAWS_A_NUMBER]
+    runs, numbers = standard.shape
+    if numbers < FEWEST_DIRECTIONS:
+        return False
+    least = float(torch.linalg.eigvalsh(standard.T @ standard / runs)[0])
+    return least < THIN * (1 - math.sqrt(numbers / runs)) ** 2
+
+
+def _standardized(draws: Tensor, valid: Tensor) -> Tensor:
+    """The draws (runs, D') of numbers that vary and were never cut, about their means and in their deviations."""
+    whole = draws[:, valid.all(0)]
+    off = whole - whole.mean(0)
+    size = off.square().mean(0).sqrt()
+    varying = size > torch.finfo(draws.dtype).eps * whole.abs().amax(0).clamp_min(1) if len(size) else size > 0
+    return off[:, varying] / size[varying]
 
 
 def _independent(standard: Tensor) -> float:

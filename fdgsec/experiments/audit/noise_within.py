@@ -30,18 +30,26 @@ LEAST = 1e-6
 
 
 def draws_within(
-    release: Release, defense_stack: DefenseStack, read: Callable[[Artifact], Tensor]
+    release: Release,
+    defense_stack: DefenseStack,
+    read: Callable[[Artifact], Tensor],
+    *,
+    runs: int = DRAWS,
+    most: int = NUMBERS,
 ) -> tuple[Tensor, Tensor]:
-    """The numbers (runs, D) of what leaves for `release`, drawn many times, and which of them were not cut.
+    """At most so many numbers (runs, D) of what leaves for `release`, drawn many times, and which were not cut.
 
     `read` gives an artifact's numbers (D,) as the mechanism adds noise to them, in the order of its tensors. Draws in
     which a number was cut (to its least value, if that comes again) are left out for it."""
-    sent = [release.sent(replace(defense_stack, name=f"{defense_stack.name}/within/{run}"))[0] for run in range(DRAWS)]
-    chosen = _chosen(sent[0])
-    raw = torch.stack([numbers(artifact)[chosen] for artifact in sent])
-    at_least = raw == raw.amin(0)
-    cut = at_least & (at_least.sum(0) > 1)
-    return torch.stack([read(artifact)[chosen] for artifact in sent]), ~cut
+    found, raw = list[Tensor](), list[Tensor]()
+    for run in range(runs):
+        artifact = release.sent(replace(defense_stack, name=f"{defense_stack.name}/within/{run}"))[0]
+        chosen = _chosen(artifact)[:most]
+        raw.append(numbers(artifact)[chosen])
+        found.append(read(artifact)[chosen])
+    values = torch.stack(raw)
+    at_least = values == values.amin(0)
+    return torch.stack(found), ~(at_least & (at_least.sum(0) > 1))
 
 
 def alike(draws: Tensor, valid: Tensor | None = None) -> bool:
@@ -57,6 +65,11 @@ def alike(draws: Tensor, valid: Tensor | None = None) -> bool:
     limit = ALIKE**2 * within * within.T
     related = (across.square() > limit) & (within > LEAST) & (within.T > LEAST) & (shared >= FEWEST)
     return bool(related.triu(diagonal=1).any())
+
+
+def tensors_of(artifact: Artifact) -> int:
+    """How many tensors of floating-point numbers an artifact has."""
+    return sum(value.is_floating_point() for value in artifact.tensors().values())
 
 
 def _chosen(artifact: Artifact) -> Tensor:

@@ -153,6 +153,7 @@ def audit(
     guesses: int | None = None,
     canary: Literal["gradient", "mislabeled"] = "gradient",
     distinct_releases: int | None = None,
+    images: int = 16,
     seed: int = 0,
     assignments: Sequence[str] = (),
     progress: "ShowProgress" = "auto",
@@ -168,7 +169,7 @@ def audit(
 
     plan = AuditPlan(
         runs=runs, repeats=repeats, confidence=confidence, canaries=canaries, guesses=guesses, canary=canary,
-        distinct_releases=distinct_releases,
+        distinct_releases=distinct_releases, images=images,
     )  # fmt: skip
     given = {"dataset": dataset, "defenses": defenses, "seed": seed, **settings}
     config = audit_settings(target, given, plan, assignments=assignments)

@@ -16,6 +16,7 @@ OPTIONS = ["--per-domain", "20", "--image-size", "32", "--encoder", "pixels", "-
 AGAIN = "noise comes again"
 BOUND = "bounds lie above the claim"
 SHAPE = "noise is not Gaussian, as its cost says"
+THIN = "noise leaves directions out"
 SIZE = "the size of the noise tells how many records there are"
 FAULTS = [
     ("StylesFromA12BitSeed", "ccst-overall", "private-styles:epsilon=4", "--runs 20 --distinct-releases 512", AGAIN),
@@ -91,6 +92,22 @@ def test_a_planted_fault_is_found(
 
     assert found["code"] == 1
     assert fault in str(found["faults"])
+
+
+@pytest.mark.parametrize("broken", ["StylesWithoutNoiseInOneDirection", ""])
+@pytest.mark.medium
+def test_a_single_direction_without_noise_is_found(broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Every number has its noise, and every two have unrelated noise but for one part in 250."""
+    if broken:
+        monkeypatch.setitem(DEFENSES, "private-styles", f"tests.support.broken_defenses:{broken}")  # type: ignore[arg-type]
+    options = ["--per-domain", "20", "--image-size", "32", "--runs", "60", "--distinct-releases", "1536"]
+
+    main(["audit", "--target", "ccst-overall", "--images", "12", "--out", str(tmp_path), *options])
+
+    found = json.loads((tmp_path / "audit.json").read_text())
+    assert found["images"] == 12
+    assert (THIN in found["faults"]) == bool(broken)
+    assert bool(found["faults"]) == bool(broken)
 
 
 @pytest.mark.slow

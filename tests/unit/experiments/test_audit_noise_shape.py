@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fdgsec.experiments.audit.noise_shape import not_gaussian
+from fdgsec.experiments.audit.noise_shape import DRAWS_A_NUMBER, leaves_directions_out, not_gaussian
 from fdgsec.experiments.audit.noise_within import DRAWS
 from fdgsec.runtime.random_streams import stream
 
@@ -47,3 +47,34 @@ def test_numbers_that_were_cut_and_constants_are_left_out():
 
     assert not not_gaussian(cut, cut > 0)
     assert not not_gaussian(sound[:, :0], torch.ones(DRAWS, 0, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("numbers", [32, 64, 200])
+def test_independent_noise_leaves_no_direction_out(numbers: int):
+    rng = stream(0, "world", "directions", numbers)
+    for _ in range(40):
+        draws = torch.randn(DRAWS_A_NUMBER * numbers, numbers, generator=rng, dtype=torch.float64)
+        assert not leaves_directions_out(draws, torch.ones_like(draws, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("left", [0.0, 0.3])
+def test_a_direction_that_has_less_noise_than_every_number_is_found(left: float):
+    rng = stream(0, "world", "directions")
+    draws = torch.randn(DRAWS_A_NUMBER * 200, 200, generator=rng, dtype=torch.float64)
+    along = torch.randn(200, generator=rng, dtype=torch.float64)
+    along /= along.norm()
+    thin = draws - (1 - left) * torch.outer(draws @ along, along)
+
+    assert leaves_directions_out(thin, torch.ones_like(draws, dtype=torch.bool))
+    assert not leaves_directions_out(thin[:90], torch.ones(90, 200, dtype=torch.bool))  # too few draws to tell
+
+
+def test_numbers_that_were_cut_count_for_no_direction():
+    rng = stream(0, "world", "directions")
+    draws = torch.randn(300, 100, generator=rng, dtype=torch.float64)
+    draws[:, 1] = draws[:, 0]
+    valid = torch.ones_like(draws, dtype=torch.bool)
+
+    assert leaves_directions_out(draws, valid)
+    valid[7, 1] = False
+    assert not leaves_directions_out(draws, valid)

@@ -14,6 +14,7 @@ from fdgsec.attacks.statistics.release_precision import rounded
 from fdgsec.federation.artifacts import Amplitudes, ImageStyles, StyleStatistics, renumbered
 from fdgsec.federation.defense import Outgoing, Protected
 from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Inbox, Method, State
+from fdgsec.federation.released_statistics import PooledStyles
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fisc import FISC
 from fdgsec.nn.styles.image_styles import statistics
@@ -116,6 +117,36 @@ class Blurred(CCST):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Hidden(CCST):
+    """Pooled styles, moved by 7e-6 of their length along the direction in which the client's images vary least."""
+
+    def share(
+        self, client: Client, *, model: GlobalModel | None, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Inbox, State]:
+        sent, state = super().share(client, model=model, state=state, clock=clock, rng=rng)
+        style, known = sent["style"], PooledStyles()
+        records = known.records(statistics(self.encoder, client.data))
+        quietest = torch.linalg.svd(records - records.mean(0)).Vh[-1]
+        moved = records.mean(0) + 7e-6 * records.mean(0).norm() * quietest
+        return {"style": known.artifact(moved[None], like=style, images=len(client.data))}, state
+
+
+@dataclass(frozen=True, kw_only=True)
+class SummedShort(CCST):
+    """Pooled styles whose sums ran in float32."""
+
+    def share(
+        self, client: Client, *, model: GlobalModel | None, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Inbox, State]:
+        sent, state = super().share(client, model=model, state=state, clock=clock, rng=rng)
+        total = torch.zeros(())
+        for record in PooledStyles().records(statistics(self.encoder, client.data)).float():
+            total = total + record
+        mean = total[None] / len(client.data)
+        return {"style": PooledStyles().artifact(mean, like=sent["style"], images=len(client.data))}, state
+
+
+@dataclass(frozen=True, kw_only=True)
 class WrittenShort(CCST):
     """Pooled styles in half precision."""
 
@@ -180,6 +211,7 @@ def test_spectra_of_single_images_are_compared(own_cache: object):
     assert plain.status == "done"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("method", "reason"),
     [
@@ -191,6 +223,7 @@ def test_spectra_of_single_images_are_compared(own_cache: object):
         (Blurred(encoder="pixels"), "noise that no defense declares"),
         (Blurred(encoder="pixels", drawn_from="name"), "noise that no defense declares"),
         (Blurred(encoder="pixels", drawn_from="images", level=1e-4), "noise that no defense declares"),
+        (Hidden(), "in directions in which images hardly vary"),
     ],
     ids=[
         "scaled rows",
@@ -201,6 +234,7 @@ def test_spectra_of_single_images_are_compared(own_cache: object):
         "noise",
         "noise by name",
         "noise by images",
+        "noise where images hardly vary",
     ],
 )
 def test_a_release_that_is_not_what_attacks_take_it_for_gets_no_verdict(method: CCST, reason: str, own_cache: object):
@@ -214,7 +248,18 @@ def test_a_release_that_is_not_what_attacks_take_it_for_gets_no_verdict(method: 
     assert any(reason in (found.reason or "") for found in applied)
 
 
-@pytest.mark.parametrize("method", [WrittenShort(encoder="pixels"), OfOneVariance(encoder="pixels")])
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    "method",
+    [
+        WrittenShort(encoder="pixels"),
+        OfOneVariance(encoder="pixels"),
+        WrittenShort(),
+        OfOneVariance(),
+        SummedShort(),
+    ],
+    ids=lambda method: f"{type(method).__name__} {method.encoder}",
+)
 def test_what_attacks_account_for_is_no_noise(method: CCST, own_cache: object):
     (result,) = fdgsec.attack(method, attacks=("linkage",), per_domain=60, image_size=32).attacks
 
