@@ -12,7 +12,10 @@ which are linked to clean ones, or on "both", with independent draws. Distances 
 * `standardized` (two different releases, without noise): Euclidean, each coordinate in standard deviations between
   clients' second releases; coordinates that do not vary are left out.
 * `standardized apart`: the same, with each release in its own means and standard deviations.
-* `vectors in own units`: the same, after each vector was centered and scaled by itself."""
+* `vectors in own units`: the same, after each vector was centered and scaled by itself.
+* `whitened`: that of `standardized apart` where the vectors of both releases are white, by a covariance that is shrunk
+  as Ledoit and Wolf (2004) do: what many coordinates share and every session draws anew (light, a scanner) counts as
+  one direction among many. Who belongs to whom is not used."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,6 +26,7 @@ from torch import Tensor
 from fdgsec.attacks.linkage.client_populations import Population, euclidean_distances, rankings
 from fdgsec.attacks.linkage.noise_linkage import between_client_sd
 from fdgsec.attacks.linkage.pair_likelihood_ratio import PairedReleases
+from fdgsec.attacks.statistics.tracing import fit_whitening
 from fdgsec.federation.artifacts import StyleStatistics
 from fdgsec.runtime.random_streams import child, derangement
 from fdgsec.threats.adversary import Knowledge
@@ -48,6 +52,7 @@ def link_releases(population: Population, ring: torch.Generator | None = None) -
         distances["standardized apart"] = euclidean_distances(each, seen, second)
         shapes = _standardized_apart(_in_own_units(numbers), [first, second])
         distances["vectors in own units"] = euclidean_distances(shapes, seen, second)
+        distances["whitened"] = euclidean_distances(_whitened(each), seen, second)
     answers: list[Answer] = []
     for name, apart in distances.items():
         answers += rankings(known, {"distance": name, "noise": "none"}, apart, descriptive=known.unchanged)
@@ -109,6 +114,14 @@ def _standardized_apart(numbers: Mapping[int, Tensor], releases: Sequence[Sequen
     return {
         n: row for release, part in zip(releases, placed, strict=True) for n, row in zip(release, part, strict=True)
     }
+
+
+def _whitened(numbers: Mapping[int, Tensor]) -> Mapping[int, Tensor]:
+    """All vectors in coordinates in which they are white; as they are where none varies."""
+    rows = torch.stack(list(numbers.values()))
+    if not bool((rows != rows[0]).any()):
+        return numbers
+    return dict(zip(numbers, fit_whitening(rows)(rows), strict=True))
 
 
 def _in_own_units(numbers: Mapping[int, Tensor]) -> dict[int, Tensor]:

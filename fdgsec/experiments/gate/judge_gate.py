@@ -1,5 +1,6 @@
 """Whether a finished run keeps within its limits; what is missing, failed, inapplicable or unreliable never passes."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -203,8 +204,9 @@ def _guarantee(threshold: Threshold, report: AttackReport) -> Check:
     stated = [each for each in report.guarantees if each["part"] == "run"]
     if not stated or stated[0]["epsilon"] is None:
         return _none(threshold, "the run has no guarantee" + ("" if stated else ": it had no defense"))
-    given = stated[0].get("delta")
-    epsilon, delta = float(str(stated[0]["epsilon"])), float(given) if isinstance(given, int | float) else 1.0
+    epsilon, delta = _number(stated[0]["epsilon"]), _number(stated[0].get("delta", 1.0), most=1.0)
+    if epsilon is None or delta is None:
+        return _none(threshold, "the report states an epsilon or a delta that no guarantee has: it was not written so")
     has = {key: str(stated[0].get(key, "unknown")) for key in ASKED}
     words = f"epsilon {epsilon_text(epsilon)} at delta {delta:g} per {has['unit']} ({has['relation']})"
     words += review_mark(stated[0])
@@ -213,3 +215,12 @@ def _guarantee(threshold: Threshold, report: AttackReport) -> Check:
     if wrong := [f"{key}={said}" for key, said in threshold.where.items() if said != has.get(key, said)]:
         return _none(threshold, f"{words}: {' and '.join(wrong)} is asked for")
     return _within(threshold, "guarantee.epsilon", {"value": epsilon}, "value", words)
+
+
+def _number(given: object, *, most: float = math.inf) -> float | None:
+    """The number that a report states, from 0 to `most`; None for anything else."""
+    try:
+        found = math.nan if isinstance(given, bool) else float(str(given))
+    except ValueError:
+        return None
+    return found if 0 <= found <= most else None

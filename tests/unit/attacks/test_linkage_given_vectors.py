@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from sklearn.covariance import LedoitWolf
 
 from fdgsec.attacks.linkage.attack import Linkage
 from fdgsec.attacks.linkage.given_vectors import independent_coordinates
@@ -120,6 +121,37 @@ def test_a_scale_of_each_client_hides_none(written: str):
     found = hits(measured(vectors, again), distance="vectors in own units", noise="none").value
     assert found is not None
     assert found >= 0.95
+
+
+def whitened(one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """By scikit-learn's estimate of the covariance of all rows, each release in its own units."""
+    rows = np.concatenate([z_scored(one), z_scored(other)])
+    values, directions = np.linalg.eigh(LedoitWolf(assume_centered=True).fit(rows).covariance_)
+    white = rows @ directions / np.sqrt(values)
+    return white[: len(one)], white[len(one) :]
+
+
+@pytest.mark.parametrize("clients", [30, 100])
+def test_what_every_session_draws_anew_hides_none(clients: int):
+    """Six directions, in which sessions of one client differ eight times as much as clients do elsewhere."""
+    draws = np.random.default_rng(7)
+    client, shared = draws.normal(0, 1, (clients, 256)), draws.normal(0, 1, (6, 256))
+    one, other = (
+        300 + client + 8 * draws.normal(0, 1, (clients, 6)) @ shared + draws.normal(0, 0.3, (clients, 256))
+        for _ in range(2)
+    )
+
+    rows = measured(one, other)
+
+    apart = hits(rows, distance="standardized apart", noise="none").value
+    assert apart is not None
+    assert apart < 0.2
+    row = hits(rows, distance="whitened", noise="none")
+    white, again = whitened(one, other)
+    nearest = ((white[:, None, :] - again[None]) ** 2).sum(2).argmin(1)
+    assert row.value == float(np.mean(nearest == np.arange(clients)))
+    assert row.value > apart + 0.4
+    assert row.verdict.startswith("leaks")
 
 
 @pytest.mark.medium

@@ -146,9 +146,12 @@ def test_a_number_that_was_edited_is_no_number_to_judge(tmp_path: Path):
         outcomes(found, ["membership.auc=.55"])
 
 
-@pytest.mark.parametrize("epsilon", [-1.0, -0.001])
-def test_what_no_guarantee_can_be_does_not_pass(epsilon: float, tmp_path: Path):
-    stated = {"part": "run", "epsilon": epsilon, "delta": 1e-5, "unit": "record", "relation": "zero-out"}
+@pytest.mark.parametrize(
+    ("epsilon", "delta"),
+    [(-1.0, 1e-5), (-0.001, 1e-5), (True, 1e-5), ("one", 1e-5), (1.0, -1), (1.0, 1.5), (1.0, False), (1.0, "small")],
+)
+def test_what_no_guarantee_can_be_does_not_pass(epsilon: object, delta: object, tmp_path: Path):
+    stated = {"part": "run", "epsilon": epsilon, "delta": delta, "unit": "record", "relation": "zero-out"}
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "report.json").write_text(replace(trained(), guarantees=[stated]).json())
