@@ -150,6 +150,7 @@ def test_what_every_session_draws_anew_hides_none(clients: int):
     white, again = whitened(one, other)
     nearest = ((white[:, None, :] - again[None]) ** 2).sum(2).argmin(1)
     assert row.value == float(np.mean(nearest == np.arange(clients)))
+    assert row.value is not None
     assert row.value > apart + 0.4
     assert row.verdict.startswith("leaks")
 

@@ -64,8 +64,8 @@ class _Weighted:
     weights: Tensor
     couples_records: bool = False
 
-    def __call__(self, batch: Batch, network: Classifier) -> Tensor:
-        return functional.cross_entropy(network(batch.images), batch.labels, weight=self.weights, reduction="none")
+    def __call__(self, batch: Batch, model: Classifier) -> Tensor:
+        return functional.cross_entropy(model(batch.images), batch.labels, weight=self.weights, reduction="none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class FittedStart(Plain):
     def start(self, client: Client, *, model: GlobalModel, state: State) -> Classifier:
         network = super().start(client, model=model, state=state)
         with torch.no_grad():
-            network.head.bias += torch.bincount(client.data.labels, minlength=len(network.head.bias))
+            network.head.bias.add_(torch.bincount(client.data.labels, minlength=len(network.head.bias)))
         return network
 
 
