@@ -1,12 +1,13 @@
 """The accuracy of CCST with public and with private styles, as a table in docs/results.md.
 
-    fdgsec bench --ablation cpu-private-styles --dataset pacs --methods fedavg,ccst,private-8 --seeds 1 \
+    fdgsec bench --ablation cpu-private-styles --dataset pacs --methods fedavg,ccst,private-8 --seeds 3 \
         --set method.plan.learning_rate=3e-4 --workers 2 --out benchmarks/results/cpu-private-styles
     python -m benchmarks.private_styles_table
 
-The first command goes on where it stopped. Cells of several seeds are averaged, and differences are between cells of
-the same domain and seed; intervals are of test images alone, as if the images of two arms were different ones, which
-they are not: they are too wide for that reason, and too narrow because another seed is another training."""
+The first command goes on where it stopped. Only seeds count of which every arm has all domains, where there are any.
+Differences are between cells of the same domain and seed. Of one seed the interval is of test images alone, as if the
+images of two arms were different ones, which they are not: it is too wide for that reason, and too narrow because
+another seed is another training. Of several it is Student's, of the differences of their means over domains."""
 
 import argparse
 from collections import Counter
@@ -14,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from math import sqrt
 from pathlib import Path
 from typing import Any
+
+from scipy import stats
 
 from benchmarks.written_tables import write_table
 from fdgsec.experiments.bench.comparability import NOT_LEARNED, has_learned, own_domains_of, paired, unequal_steps
@@ -47,15 +50,40 @@ def table(rows: Sequence[Row]) -> str:
             f"{RESULTS.name} has several cells of {twice[0]}, {twice[1]}, seed {twice[2]}: keep one's settings."
         )
     domains = sorted({str(row["domain"]) for row in rows})
+    rows = of_whole_seeds(rows)
     arms = [arm for arm in WORDS if any(row["arm"] == arm for row in rows)]
     header = ["arm", *domains, "mean", "own domains", "minus FedAvg, points", "CPU minutes"]
     return markdown_table(header, [_line(rows, arm, domains) for arm in arms], numbers="right").strip()
 
 
+def of_whole_seeds(rows: Sequence[Row]) -> Sequence[Row]:
+    """The cells of those seeds of which every arm has every domain; all where there is no such seed."""
+    wanted = {(row["arm"], row["domain"]) for row in rows}
+    arms, domains = {arm for arm, _ in wanted}, {domain for _, domain in wanted}
+    cells = Counter(row["seed"] for row in rows)
+    whole = [row for row in rows if cells[row["seed"]] == len(arms) * len(domains)]
+    return whole or rows
+
+
+def by_seed(rows: Sequence[Row], arm: str) -> Mapping[int, float]:
+    """The mean difference to FedAvg over domains, in points, of each seed."""
+    found: dict[int, list[float]] = {}
+    for own, base in paired(_of(rows, arm), _of(rows, BASELINE)):
+        found.setdefault(int(own["seed"]), []).append(own["accuracy"]["value"] - base["accuracy"]["value"])
+    return {seed: 100 * sum(gaps) / len(gaps) for seed, gaps in sorted(found.items())}
+
+
 def difference(rows: Sequence[Row], arm: str) -> tuple[float, float, float] | None:
     """The mean difference to FedAvg over the domains that both have, in points, and its 95% interval.
 
-    Each domain's is over the seeds that both have there; None without such a cell."""
+    Each domain's is over the seeds that both have there; None without such a cell. The interval is over seeds where
+    there are several, else over test images."""
+    seeds = list(by_seed(rows, arm).values())
+    if len(seeds) > 1:
+        middle = sum(seeds) / len(seeds)
+        error = sqrt(sum((gap - middle) ** 2 for gap in seeds) / (len(seeds) - 1) / len(seeds))
+        reach = float(stats.t.ppf(0.975, len(seeds) - 1)) * error
+        return middle, middle - reach, middle + reach
     found: dict[str, list[tuple[Row, Row]]] = {}
     for own, base in paired(_of(rows, arm), _of(rows, BASELINE)):
         found.setdefault(str(own["domain"]), []).append((own["accuracy"], base["accuracy"]))
@@ -91,7 +119,9 @@ def _gap(rows: Sequence[Row], arm: str) -> str:
     if found is None:
         return "-"
     reasons = [unequal_steps(own, base), "" if has_learned(own, base) else NOT_LEARNED]
-    return "; ".join(["{:+.1f} [{:+.1f}, {:+.1f}]".format(*found), *filter(None, reasons)])
+    seeds = list(by_seed(rows, arm).values())
+    each = f" ({', '.join(f'{gap:+.1f}' for gap in seeds)})" if len(seeds) > 1 else ""
+    return "; ".join(["{:+.1f} [{:+.1f}, {:+.1f}]".format(*found) + each, *filter(None, reasons)])
 
 
 def _of(rows: Sequence[Row], arm: str) -> list[Row]:

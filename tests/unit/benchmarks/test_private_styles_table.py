@@ -50,7 +50,7 @@ def test_an_arm_without_a_domain_has_no_mean():
 
 
 def test_a_difference_is_between_cells_of_the_same_seed():
-    rows = [row("fedavg", "a", 0.5), row("ccst", "a", 0.5), row("ccst", "a", 0.9, seed=1)]
+    rows = [row("fedavg", "a", 0.5), row("ccst", "a", 0.5), row("ccst", "a", 0.9, seed=1)]  # a seed that is not whole
 
     found = difference(rows, "ccst")
 
@@ -77,3 +77,16 @@ def test_own_domains_are_unknown_where_a_cell_has_none():
     bare["accuracy"]["per_domain"] = {}
 
     assert "| .500 | - |  | 2 |" in table([row("fedavg", "a", 0.5), bare])
+
+
+def test_several_seeds_have_students_interval_and_are_shown_one_by_one():
+    rows = [
+        row(arm, domain, value, seed=seed)
+        for seed, gains in enumerate([(0.1, 0.0), (0.0, 0.0), (-0.1, 0.0)])
+        for domain, gain in zip("ab", gains, strict=True)
+        for arm, value in (("fedavg", 0.5), ("ccst", 0.5 + gain))
+    ]
+
+    line = table([*rows, row("ccst", "a", 0.9, seed=3)]).splitlines()[3]  # a seed that is not whole counts for nothing
+
+    assert "| .500 (3 seeds) | .500 (3 seeds) | .500 | .850 | +0.0 [-12.4, +12.4] (+5.0, +0.0, -5.0) | 2 |" in line
