@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
+from fdgsec.attacks.statistics.tracing import Whitening
 from fdgsec.data.roles import Roles
-from fdgsec.experiments.attack.release_check import foreign_releases
+from fdgsec.experiments.attack.release_check import foreign_releases, whitening_of
 from fdgsec.experiments.run_config import RunConfig
 from fdgsec.experiments.setup.run_federation import FederationRun
 from fdgsec.experiments.setup.run_inputs import World, attacked_method, model_of
@@ -78,10 +80,14 @@ def attack_context_of(
     auxiliary = roles.auxiliary.subset(roles.auxiliary.domains != world.target)
     plug_in = not is_bundled(method)
 
+    @cache  # of all clients that are compared
+    def whitening() -> Whitening | None:
+        return whitening_of(auxiliary, knowledge.statistics, style_view.released_statistic)
+
     def check(method: Method, client: Client, clock: Clock) -> Mapping[str, str]:
         return foreign_releases(
             method, client, clock=clock, model=model, statistics=knowledge.statistics,
-            released_statistic=style_view.released_statistic, public=auxiliary,
+            released_statistic=style_view.released_statistic, whitening=whitening,
         )  # fmt: skip
 
     challenger = Challenger(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fdgsec.attacks.statistics.release_precision import rounding_noise
-from fdgsec.attacks.statistics.tracing import fit_whitening
+from fdgsec.attacks.statistics.tracing import Whitening, fit_whitening
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.experiments.report.schema import COULD_NOT_RUN
 from fdgsec.experiments.report.words import kind_in_words
@@ -41,7 +41,7 @@ ROUNDED = 2.0
 QUIET = 3e-4
 """Largest share of a client's own variation (its square, in whitened coordinates) that may remain beyond that: sums in
 float32 leave 2e-5 for 500 images of PACS under `mini`, and noise of 7e-6 of the length in the directions in which
-images vary least, which hides every member from an attack that does not know of it, leaves 7 for 40 images."""
+images vary least, which hides every member from an attack that does not know of it, leaves 4 for 40 images."""
 DRAWN = 8
 """Draws of the precision's errors whose length in whitened coordinates is averaged."""
 AT_ONCE = 64
@@ -58,12 +58,12 @@ def foreign_releases(
     model: GlobalModel | None,
     statistics: Callable[[DomainDataset], Moments],
     released_statistic: ReleasedStatistic,
-    public: DomainDataset,
+    whitening: Callable[[], Whitening | None],
 ) -> Mapping[str, str]:
     """The kinds of style releases that are not what attacks take them for, each with the reason.
 
-    `client` and `clock` are those of the run: what is sent may depend on both. `public` images, of any domains, tell
-    with the client's in which directions images hardly vary. Only rows of single images are compared
+    `client` and `clock` are those of the run: what is sent may depend on both. `whitening` tells in which
+    directions images hardly vary (`whitening_of`). Only rows of single images are compared
     for a method that does not claim to share means: attacks on its other releases learn from simulated releases
     of the method itself."""
     if method.shares == "never" or not method.asks_for_shares:
@@ -102,7 +102,7 @@ def foreign_releases(
         if isinstance(artifact, POOLED):
             reason = reason or _noise(slot, artifact, again.get(slot))
             reason = reason or _unexplained(slot, artifact, released_statistic, records)
-            reason = reason or _quiet(slot, artifact, released_statistic, records, statistics, public)
+            reason = reason or _quiet(slot, artifact, released_statistic, records, whitening())
         if reason:
             found[artifact.kind] = found["StyleBank"] = reason
     return found
@@ -158,27 +158,27 @@ def _unexplained(slot: str, artifact: Artifact, released_statistic: ReleasedStat
     )
 
 
+def whitening_of(
+    public: DomainDataset, statistics: Callable[[DomainDataset], Moments], released_statistic: ReleasedStatistic
+) -> Whitening | None:
+    """Coordinates in which public images are white within their domains; None for too few of them."""
+    parts = []
+    for domain in public.domains.unique():
+        rows = released_statistic.records(statistics(public.subset((public.domains == domain).nonzero().flatten())))
+        varies = len(rows) > 1 and bool((rows != rows[0]).any())
+        parts += [released_statistic.about(rows, rows.mean(0))] if varies else []
+    return fit_whitening(parts[0], others=parts[1:]) if parts else None
+
+
 def _quiet(
-    slot: str,
-    artifact: Artifact,
-    released_statistic: ReleasedStatistic,
-    records: Tensor,
-    statistics: Callable[[DomainDataset], Moments],
-    public: DomainDataset,
+    slot: str, artifact: Artifact, released_statistic: ReleasedStatistic, records: Tensor, whiten: Whitening | None
 ) -> str:
     """Why what `_unexplained` lets pass is large in the directions in which images hardly vary, which tell attacks
     most; empty where it is not. Lengths are squares in coordinates in which images are white, times their number, so
     that the mean of other images has length D."""
-    about, images = records.mean(0), len(records)
-    parts = [released_statistic.about(records, about)]
-    for domain in public.domains.unique():
-        rows = released_statistic.records(statistics(public.subset((public.domains == domain).nonzero().flatten())))
-        parts += [released_statistic.about(rows, rows.mean(0))] if len(rows) > 1 else []
-    if images < 2:  # one image has no variation of its own
-        parts = parts[1:]
-    if not parts:
+    if whiten is None:
         return ""
-    whiten = fit_whitening(parts[0], others=parts[1:])
+    about, images = records.mean(0), len(records)
     theirs = released_statistic.about(released_statistic.release(artifact, images=images)[0], about)
     ours = released_statistic.about(records, about).mean(0)
     apart = _beside_variance(theirs - ours, records, released_statistic)
