@@ -56,9 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
              "baseline": row.chance, "verdict": row.verdict}
             for row in result.measurements if row.name == "auc" and row.judged
         ]  # fmt: skip
-        print(
-            level, result.status, result.reason, *(f"{row['value']:.3f}" for row in rows if "value" in row), flush=True
-        )
+        found = [f"{row['value']:.3f}" for row in rows if row["level"] == level and "value" in row]
+        print(level, result.status, result.reason, *found, flush=True)
     RESULTS.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
 
 
