@@ -26,7 +26,9 @@ from fdgsec.experiments.report.words import short
 from fdgsec.runtime.errors import DataError
 
 RESULTS = Path(__file__).parent / "results" / "cpu-private-styles" / "results.json"
-BASELINE = "fedavg"
+BASELINE, PUBLIC = "fedavg", "ccst"
+PRIVATE = "private-"
+"""How the names of arms begin whose styles are private: these are compared with CCST's public ones too."""
 WORDS = {
     "fedavg": "FedAvg, which shares no styles",
     "ccst": "CCST",
@@ -39,7 +41,7 @@ Row = Mapping[str, Any]
 
 
 def table(rows: Sequence[Row]) -> str:
-    """One line per arm: each unseen domain's accuracy, their mean, own domains, and the difference to FedAvg.
+    """One line per arm: each unseen domain's accuracy, their mean, own domains, and the differences to FedAvg and to CCST.
 
     An arm has a mean once it has every domain. Raises DataError for two cells of one arm, domain and seed: they are
     runs of different settings."""
@@ -52,7 +54,7 @@ def table(rows: Sequence[Row]) -> str:
     domains = sorted({str(row["domain"]) for row in rows})
     rows = of_whole_seeds(rows)
     arms = [arm for arm in WORDS if any(row["arm"] == arm for row in rows)]
-    header = ["arm", *domains, "mean", "own domains", "minus FedAvg, points", "CPU minutes"]
+    header = ["arm", *domains, "mean", "own domains", "minus FedAvg, points", "minus CCST, points", "CPU minutes"]
     return markdown_table(header, [_line(rows, arm, domains) for arm in arms], numbers="right").strip()
 
 
@@ -65,33 +67,33 @@ def of_whole_seeds(rows: Sequence[Row]) -> Sequence[Row]:
     return whole or rows
 
 
-def by_seed(rows: Sequence[Row], arm: str) -> Mapping[int, float]:
-    """The mean difference to FedAvg over domains, in points, of each seed."""
+def by_seed(rows: Sequence[Row], arm: str, base: str = BASELINE) -> Mapping[int, float]:
+    """The mean difference to the arm `base` over domains, in points, of each seed."""
     found: dict[int, list[float]] = {}
-    for own, base in paired(_of(rows, arm), _of(rows, BASELINE)):
-        found.setdefault(int(own["seed"]), []).append(own["accuracy"]["value"] - base["accuracy"]["value"])
+    for own, other in paired(_of(rows, arm), _of(rows, base)):
+        found.setdefault(int(own["seed"]), []).append(own["accuracy"]["value"] - other["accuracy"]["value"])
     return {seed: 100 * sum(gaps) / len(gaps) for seed, gaps in sorted(found.items())}
 
 
-def difference(rows: Sequence[Row], arm: str) -> tuple[float, float, float] | None:
-    """The mean difference to FedAvg over the domains that both have, in points, and its 95% interval.
+def difference(rows: Sequence[Row], arm: str, base: str = BASELINE) -> tuple[float, float, float] | None:
+    """The mean difference to the arm `base` over the domains that both have, in points, and its 95% interval.
 
     Each domain's is over the seeds that both have there; None without such a cell. The interval is over seeds where
     there are several, else over test images."""
-    seeds = list(by_seed(rows, arm).values())
+    seeds = list(by_seed(rows, arm, base).values())
     if len(seeds) > 1:
         middle = sum(seeds) / len(seeds)
         error = sqrt(sum((gap - middle) ** 2 for gap in seeds) / (len(seeds) - 1) / len(seeds))
         reach = float(stats.t.ppf(0.975, len(seeds) - 1)) * error
         return middle, middle - reach, middle + reach
     found: dict[str, list[tuple[Row, Row]]] = {}
-    for own, base in paired(_of(rows, arm), _of(rows, BASELINE)):
-        found.setdefault(str(own["domain"]), []).append((own["accuracy"], base["accuracy"]))
+    for own, other in paired(_of(rows, arm), _of(rows, base)):
+        found.setdefault(str(own["domain"]), []).append((own["accuracy"], other["accuracy"]))
     if not found:
         return None
     sides = [[[pair[side] for pair in pairs] for side in (0, 1)] for pairs in found.values()]
-    middle = sum(_mean(own) - _mean(base) for own, base in sides) / len(sides)
-    spread = sqrt(sum(_variance(own) + _variance(base) for own, base in sides)) / len(sides)
+    middle = sum(_mean(own) - _mean(other) for own, other in sides) / len(sides)
+    spread = sqrt(sum(_variance(own) + _variance(other) for own, other in sides)) / len(sides)
     return 100 * middle, 100 * (middle - NORMAL * spread), 100 * (middle + NORMAL * spread)
 
 
@@ -108,18 +110,19 @@ def _line(rows: Sequence[Row], arm: str, domains: Sequence[str]) -> list[str]:
     mean = _decimals(sum(map(_mean, columns.values())) / len(columns)) if len(columns) == len(domains) else "-"
     cells = [_cell(columns[domain]) if domain in columns else "-" for domain in domains]
     own_domains = _decimals(sum(known) / len(known)) if len(known) == len(own) else "-"
-    return [WORDS[arm], *cells, mean, own_domains, _gap(rows, arm), f"{minutes:.0f}"]
+    cost = _gap(rows, arm, PUBLIC) if arm.startswith(PRIVATE) else ""
+    return [WORDS[arm], *cells, mean, own_domains, _gap(rows, arm), cost, f"{minutes:.0f}"]
 
 
-def _gap(rows: Sequence[Row], arm: str) -> str:
-    """The difference to the baseline, with what forbids the comparison."""
-    if arm == BASELINE:
+def _gap(rows: Sequence[Row], arm: str, base: str = BASELINE) -> str:
+    """The difference to the arm `base`, with what forbids the comparison."""
+    if arm == base:
         return ""
-    found, own, base = difference(rows, arm), _of(rows, arm), _of(rows, BASELINE)
+    found, own, other = difference(rows, arm, base), _of(rows, arm), _of(rows, base)
     if found is None:
         return "-"
-    reasons = [unequal_steps(own, base), "" if has_learned(own, base) else NOT_LEARNED]
-    seeds = list(by_seed(rows, arm).values())
+    reasons = [unequal_steps(own, other), "" if has_learned(own, other) else NOT_LEARNED]
+    seeds = list(by_seed(rows, arm, base).values())
     each = f" ({', '.join(f'{gap:+.1f}' for gap in seeds)})" if len(seeds) > 1 else ""
     return "; ".join(["{:+.1f} [{:+.1f}, {:+.1f}]".format(*found) + each, *filter(None, reasons)])
 

@@ -45,8 +45,8 @@ def test_an_arm_without_a_domain_has_no_mean():
 
     first, second = table(rows).splitlines()[2:]
 
-    assert "| .500 [.40, .60], n = 100 | .600 [.50, .70], n = 100 | .550 | .850 |  | 2 |" in first
-    assert "| .600 [.50, .70], n = 100 | - | - | .850 | +10.0 [-3.7, +23.7] | 2 |" in second
+    assert "| .500 [.40, .60], n = 100 | .600 [.50, .70], n = 100 | .550 | .850 |  |  | 2 |" in first
+    assert "| .600 [.50, .70], n = 100 | - | - | .850 | +10.0 [-3.7, +23.7] |  | 2 |" in second
 
 
 def test_a_difference_is_between_cells_of_the_same_seed():
@@ -68,15 +68,22 @@ def test_unequal_steps_are_said():
 
 
 def test_without_a_shared_cell_there_is_no_difference():
-    assert "| - | 2 |" in table([row("fedavg", "b", 0.5), row("ccst", "a", 0.6)])
-    assert "| - | 2 |" in table([row("ccst", "a", 0.6)])
+    assert "| - |  | 2 |" in table([row("fedavg", "b", 0.5), row("ccst", "a", 0.6)])
+    assert "| - |  | 2 |" in table([row("ccst", "a", 0.6)])
+
+
+def test_private_styles_are_compared_with_public_ones_too():
+    rows = [row("fedavg", "a", 0.5), row("ccst", "a", 0.7), row("private-8", "a", 0.6)]
+
+    assert difference(rows, "private-8", "ccst") == pytest.approx((-10, -23.148, 3.148), abs=0.001)
+    assert "| +10.0 [-3.7, +23.7] | -10.0 [-23.2, +3.2] | 2 |" in table(rows).splitlines()[-1]
 
 
 def test_own_domains_are_unknown_where_a_cell_has_none():
     bare = row("fedavg", "b", 0.5)
     bare["accuracy"]["per_domain"] = {}
 
-    assert "| .500 | - |  | 2 |" in table([row("fedavg", "a", 0.5), bare])
+    assert "| .500 | - |  |  | 2 |" in table([row("fedavg", "a", 0.5), bare])
 
 
 def test_several_seeds_have_students_interval_and_are_shown_one_by_one():
@@ -89,4 +96,4 @@ def test_several_seeds_have_students_interval_and_are_shown_one_by_one():
 
     line = table([*rows, row("ccst", "a", 0.9, seed=3)]).splitlines()[3]  # a seed that is not whole counts for nothing
 
-    assert "| .500 (3 seeds) | .500 (3 seeds) | .500 | .850 | +0.0 [-12.4, +12.4] (+5.0, +0.0, -5.0) | 2 |" in line
+    assert "| .500 (3 seeds) | .500 (3 seeds) | .500 | .850 | +0.0 [-12.4, +12.4] (+5.0, +0.0, -5.0) |  | 2 |" in line
