@@ -43,11 +43,12 @@ class ImageDistribution:
     covariance: Array
     images: int
 
-    def sum_of(self, count: float) -> tuple[Array, Array]:
-        """The mean (D,) and covariance (D, D) of the sum over `count` further images.
+    def sum_of(self, count: float, into: Array | None = None) -> tuple[Array, Array]:
+        """The mean (D,) and covariance (D, D), written `into` an array or a new one, of the sum over `count` further
+        images.
 
         The error of the estimated mean counts `count` times."""
-        return count * self.mean, (count + count**2 / self.images) * self.covariance
+        return count * self.mean, np.multiply(count + count**2 / self.images, self.covariance, out=into)
 
 
 _KEPT: OrderedDict[bytes, ImageDistribution] = OrderedDict()  # memo: hash of rows -> distribution, oldest first
@@ -61,7 +62,7 @@ def distribution_of(images: Array, related: Sequence[Array] = ()) -> ImageDistri
     the same units. The variances are those of `images` alone, and fall from the first component to the last. It depends
     on no order of the images; the same ones, in the gallery of another client, are learned from once in a process."""
     coarse = (images / (images.std() or 1.0)).round(DECIMALS) + 0.0  # no zero has a sign
-    order = sorted((_digest(coarse[place]), _digest(images[place]), place) for place in range(len(images)))
+    order = sorted(zip(_digests(coarse), _digests(images), range(len(images)), strict=True))
     key = hashlib.sha256(b"".join(row for _, row, _ in order) + b"".join(map(_digest, related))).digest()
     found = _KEPT.get(key)
     if found is None:
@@ -80,6 +81,17 @@ def _digest(rows: Array) -> bytes:
     return hashlib.sha256(f"{rows.dtype.str} {rows.shape}".encode() + np.ascontiguousarray(rows).data).digest()
 
 
+def _digests(rows: Array) -> list[bytes]:
+    """The digest of each row."""
+    begun = hashlib.sha256(f"{rows.dtype.str} {rows.shape[1:]}".encode())
+    found = []
+    for row in np.ascontiguousarray(rows):
+        one = begun.copy()
+        one.update(row.data)
+        found.append(one.digest())
+    return found
+
+
 def _distribution_of(images: Array, related: Sequence[Array], alike: npt.NDArray[np.int64]) -> ImageDistribution:
     """The same; images that are `alike` (n,), of one number, are held out together, those of other numbers in turn."""
     count, dimension = images.shape
@@ -89,10 +101,10 @@ def _distribution_of(images: Array, related: Sequence[Array], alike: npt.NDArray
     for number in range(folds):
         seen, left_out = images[fold != number], images[fold == number]
         off = left_out - seen.mean(0)
-        squares += _squares_along(_components(seen, related), off) / (1 + 1 / len(seen))
+        squares += _squares_along(_spanned(seen, related), off) / (1 + 1 / len(seen))
     variances = np.asarray(isotonic_regression(squares / count, increasing=False), dtype=np.float64)
     variances = variances.clip(LEAST_VARIANCE * variances[:1])
-    components = _components(images, related)
+    components = _spanned(images, related).components()
     along, across = variances[: components.shape[1]], variances[components.shape[1] :]
     floor = float(across.mean()) if len(across) else 0.0
     covariance: Array = (components * (along - floor)) @ components.T
@@ -110,28 +122,43 @@ def standardized(records: Array) -> Array:
     return found
 
 
-def _components(images: Array, related: Sequence[Array]) -> Array:
-    """The principal components (D, k) of images about their mean and of `related` ones, the first one first; k <= D.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Spanned:
+    """Orthonormal directions (D, k), given by what `mixed` (m, k) makes of `rows` (m, D); None: these are its columns.
+
+    The product of both is only taken where the directions are asked for: that of a few vectors costs less."""
+
+    mixed: Array
+    rows: Array | None = None
+
+    def components(self) -> Array:
+        """The directions (D, k)."""
+        return self.mixed if self.rows is None else self.rows.T @ self.mixed
+
+    def along(self, vectors: Array) -> Array:
+        """The coordinates (n, k) of vectors (n, D)."""
+        return vectors @ self.mixed if self.rows is None else (vectors @ self.rows.T) @ self.mixed
+
+
+def _spanned(images: Array, related: Sequence[Array]) -> _Spanned:
+    """The principal components of images about their mean and of `related` ones, the first one first; k <= D.
 
     Where rows are fewer than numbers, they follow from the products of rows, which are a smaller matrix, but for
     components so small that the products lose them to rounding."""
     rows = np.concatenate([images - images.mean(0), *(RELATED**0.5 * part for part in related)])
     if len(rows) >= rows.shape[1]:
-        found: Array = np.linalg.eigh(rows.T @ rows)[1][:, ::-1]
-        return found
+        return _Spanned(mixed=np.linalg.eigh(rows.T @ rows)[1][:, ::-1])
     squares, mixed = (part[..., ::-1] for part in np.linalg.eigh(rows @ rows.T))
     varies = squares > LEAST_SQUARE * squares[0]
     if varies.sum() + 1 + len(related) < len(rows):  # more are lost than means take away
-        precise: Array = np.linalg.svd(rows, full_matrices=False)[2].T
-        return precise
-    components: Array = rows.T @ (mixed[:, varies] / np.sqrt(squares[varies]))
-    return components
+        return _Spanned(mixed=np.linalg.svd(rows, full_matrices=False)[2].T)
+    return _Spanned(mixed=mixed[:, varies] / np.sqrt(squares[varies]), rows=rows)
 
 
-def _squares_along(components: Array, rows: Array) -> Array:
-    """The sum over rows (n, D) of squares along each of the components (D, k), and of what is left in each direction
+def _squares_along(spanned: _Spanned, vectors: Array) -> Array:
+    """The sum over vectors (n, D) of squares along each of the k directions, and of what is left in each direction
     across them, (D,)."""
-    dimension, count = components.shape
-    along = np.square(rows @ components).sum(0)
-    across = max(float(np.square(rows).sum() - along.sum()), 0.0) / max(dimension - count, 1)
+    (_, dimension), count = vectors.shape, spanned.mixed.shape[1]
+    along = np.square(spanned.along(vectors)).sum(0)
+    across = max(float(np.square(vectors).sum() - along.sum()), 0.0) / max(dimension - count, 1)
     return np.append(along, np.full(dimension - count, across))

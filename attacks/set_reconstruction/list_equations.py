@@ -12,7 +12,7 @@ likeliest."""
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -137,11 +137,13 @@ class ListEquations:
         least, most = max(0, self.images - len(self.candidates)), self.images - 1
         if least >= most:
             return most
+        dimension = len(self.noise)
+        evidence = partial(self._evidence, into=np.empty((dimension, dimension)), scratch=np.empty_like(self._scatter))
         found = minimize_scalar(
-            lambda count: -self._evidence(count), bounds=(least, most), method="bounded",
+            lambda count: -evidence(count), bounds=(least, most), method="bounded",
             options={"xatol": max(0.5, NEAREST * self.images)},
         )  # fmt: skip
-        return max((least, round(found.x)), key=self._evidence)
+        return max((least, round(found.x)), key=evidence)
 
     def telling(self) -> bool:
         """Whether a release is precise enough that the mean over other images is not taken for it."""
@@ -172,23 +174,28 @@ class ListEquations:
         both = solve_triangular(factor, np.column_stack([sums.T, target - expected]), lower=True)
         return both[:, :-1].T, both[:, -1]
 
-    def _error(self, absent: float) -> tuple[Array, Array]:
-        """The mean (D,) and covariance (D, D) of rounding, defense and members that are no candidates."""
+    def _error(self, absent: float, into: Array | None = None) -> tuple[Array, Array]:
+        """The mean (D,) and covariance (D, D) of rounding, defense and members that are no candidates.
+
+        The covariance is written `into` an array, or a new one."""
         noise = (self.images * self.noise) ** 2
         if absent == 0:
-            return np.zeros(len(noise)), np.diag(noise)
-        expected, covariance = self._others.sum_of(absent)
+            expected, covariance = np.zeros(len(noise)), np.zeros((len(noise), len(noise))) if into is None else into
+            covariance[...] = 0
+        else:
+            expected, covariance = self._others.sum_of(absent, into)
         covariance[np.diag_indices(len(noise))] += noise
         return expected, covariance
 
-    def _evidence(self, absent: float) -> float:
+    def _evidence(self, absent: float, *, into: Array, scratch: Array) -> float:
         """The log density of the release where so many members are absent and the others are any of the candidates.
 
-        The sum over candidates is taken as Gaussian, with the mean and variance of one over so many of them."""
+        The sum over candidates is taken as Gaussian, with the mean and variance of one over so many of them. What
+        `into` and `scratch` (D, D) hold is overwritten: a new array each time would cost as much as what it is for."""
         count, listed = len(self.candidates), self.images - absent
         share = min(listed / count, 1.0)
-        expected, covariance = self._error(absent)
-        covariance += share * (1 - share) * count / max(count - 1, 1) * self._scatter
+        expected, covariance = self._error(absent, into)
+        covariance += np.multiply(share * (1 - share) * count / max(count - 1, 1), self._scatter, out=scratch)
         covariance[np.diag_indices(len(covariance))] *= 1 + 1e-12
         off = self.images * self.release - listed * self.candidates.mean(0) - expected
         factor = cholesky(covariance.T, lower=True, overwrite_a=True, check_finite=False)  # symmetric

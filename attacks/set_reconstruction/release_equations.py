@@ -48,6 +48,8 @@ class StatisticTable:
 
     knowledges: Sequence[Knowledge]
     domain: str
+    read: list[tuple[DomainDataset, Tensor]] = field(default_factory=list)
+    """The candidates whose records were read last, with these: a case is read in several roundings, one by one."""
 
     @cached_property
     def populations(self) -> Sequence[Population]:
@@ -66,11 +68,17 @@ class StatisticTable:
 
     def equations(self, candidates: DomainDataset, release: Tensor, *, noise: Tensor, images: int) -> ListEquations:
         """Give the equations of a release (D,) whose error has the standard deviations `noise` (D,)."""
-        records = [
-            known.released_statistic.about(known.released_statistic.records(known.statistics(candidates)), about)
-            for known, about in self.readings
-        ]
-        return list_equations(torch.cat(records, dim=1), release, self.population, noise=noise, images=images)
+        return list_equations(self._records(candidates), release, self.population, noise=noise, images=images)
+
+    def _records(self, candidates: DomainDataset) -> Tensor:
+        """t of candidates (G, D), of all releases."""
+        if not self.read or self.read[0][0] is not candidates:
+            records = [
+                known.released_statistic.about(known.released_statistic.records(known.statistics(candidates)), about)
+                for known, about in self.readings
+            ]
+            self.read[:] = [(candidates, torch.cat(records, dim=1))]
+        return self.read[0][1]
 
 
 def stacked(populations: Sequence[Population]) -> Population:

@@ -179,12 +179,12 @@ def rounding_noise(
 ) -> Tensor:
     """The standard deviation (D,) of t of a release that its rounding leaves open, by perturbing its numbers."""
     rng, error = stream(0, "attack", "rounding of a release"), rounding_of(artifact)
-    read = []
+    values = {name: value for name, value in artifact.tensors().items() if value.is_floating_point()}
+    errors, read = {name: error(value) for name, value in values.items()}, list[Tensor]()
     for _ in range(PERTURBED):
         moved = {
-            name: value.double() + (2 * torch.rand(value.shape, generator=rng, dtype=torch.float64) - 1) * error(value)
-            for name, value in artifact.tensors().items()
-            if value.is_floating_point()
+            name: value.double() + (2 * torch.rand(value.shape, generator=rng, dtype=torch.float64) - 1) * errors[name]
+            for name, value in values.items()
         }
         read.append(_read(artifact, moved, released_statistic, images=images))
     return released_statistic.about(torch.stack(read), about).std(0)

@@ -49,9 +49,10 @@ KINDS: Mapping[QuestionKind, Callable[[Simulator, Question], Cases]] = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Challenger(Simulator):
-    """A simulator that caches the cases of answered questions."""
+    """A simulator that caches the cases of answered questions, and the names of the images `shown` in them."""
 
     memo: dict[Question, Cases] = field(default_factory=dict)
+    shown: dict[Question, frozenset[str]] = field(default_factory=dict)
 
     def cases(self, question: Question) -> Cases:
         """Run `question` (once) and give its cases with their truths, in a fixed order."""
@@ -62,11 +63,7 @@ class Challenger(Simulator):
 
     def known_images(self) -> frozenset[str]:
         """The adversary's images, and the candidates of earlier cases under their blinded names."""
-        shown = {
-            name
-            for pairs in self.memo.values()
-            for case, _ in pairs
-            if case.candidates is not None
-            for name in case.candidates.ids
-        }
-        return super().known_images() | shown
+        for question in self.memo.keys() - self.shown.keys():
+            candidates = [case.candidates for case, _ in self.memo[question] if case.candidates is not None]
+            self.shown[question] = frozenset(name for images in candidates for name in images.ids)
+        return super().known_images().union(*self.shown.values())

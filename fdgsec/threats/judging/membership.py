@@ -223,5 +223,5 @@ def _orders(count: int, owner: Tensor, rng: torch.Generator) -> Tensor:
     """Draw `count` permutations of the images (count, U), each keeping the owner of every place."""
     keys = owner.to(torch.float64) + torch.rand(count, len(owner), generator=rng, dtype=torch.float64)
     order = torch.empty(count, len(owner), dtype=torch.int64)
-    order[:, owner.argsort(stable=True)] = keys.argsort(1)
+    order[:, owner.argsort(stable=True)] = torch.from_numpy(keys.numpy().argsort(1))  # a sixth of torch's time
     return order
