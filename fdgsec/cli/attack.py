@@ -97,6 +97,13 @@ ProfileName = Annotated[
     str | None,
     o.one_of("quick", "full", flags=["--profile"], help="quick (the default) takes minutes, capped.", panel="Attack"),
 ]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers", min=1, help="Processes that share out the attacks; same result.",
+        show_default="2 where there are as many cores",
+    ),
+]  # fmt: skip
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would run, and stop.")]
 
 
@@ -132,6 +139,7 @@ def command(
     allow_partial: o.AllowPartial = False,
     fresh: o.Fresh = False,
     dry_run: DryRun = False,
+    workers: Workers = None,
     engine: o.Engine = "local",
     federation: o.Federation = "127.0.0.1:9191",
     ca: o.Ca = None,
@@ -151,7 +159,7 @@ def command(
         attacks=tuple(attack or ()), adversary=adversary or str(stored.get("adversary", "server")),
         profile=profile or str(stored.get("profile", "quick")), seed=seed,
         assignments=(*o.shortcuts(lr, epochs, batch_size), *(set_ or ())),
-        data_root=data_root, fresh=fresh, dry_run=dry_run, out=out, as_json=as_json, every=every,
+        data_root=data_root, fresh=fresh, dry_run=dry_run, out=out, as_json=as_json, every=every, workers=workers,
         training={"lr": lr, "epochs": epochs},
     )  # fmt: skip
     said = {"target": target, "preset": preset, "config": config, "defense": defense}
@@ -165,7 +173,8 @@ def command(
         return _on_run(run, chosen, target=target, device=given["device"])
     if artifacts is not None:
         of_images = {name: None for name in ("encoder", "target_domain", "per_domain", "image_size")}
-        _refuse("--artifacts", {**given, **said, **of_images, "dry_run": dry_run or None}, "there is no method to run")
+        of_runs = {**of_images, "dry_run": dry_run or None, "workers": workers}
+        _refuse("--artifacts", {**given, **said, **of_runs}, "there is no method to run")
         own = {**about_vectors, "rows": rows or "images", "images_per_client": _counts(images_per_client)}
         return _on_vectors(artifacts, chosen, {**given, **own}, dataset=dataset, allow_partial=allow_partial)
     for name, value in about_vectors.items():
@@ -206,7 +215,16 @@ class _Chosen:
     out: Path | None
     as_json: bool
     every: bool
+    workers: int | None
     training: Mapping[str, float | None]
+
+    def processes(self, threads: int) -> int:
+        """How many processes share out attacks that compute on so many threads. Raises UsageError."""
+        from fdgsec.experiments.attack.attacks_ahead import default_workers
+
+        if threads > 1 and (self.workers or 1) > 1:
+            raise UsageError(f"--workers shares out attacks of one thread, and --threads is {threads}; leave one out.")
+        return self.workers or default_workers()
 
     def folder(self, what: str, *settings: object, seeded: bool = True) -> Path:
         """Where the report goes: --out, or a name of its own under runs/."""
@@ -232,13 +250,15 @@ def _on_target(
         with progress_bars() as progress:
             rows = experiment.dry_run(config, data_root=chosen.data_root, progress=progress)
         return _planned(config, rows, chosen)
+    workers = chosen.processes(config.threads)
     folder, elsewhere = chosen.folder(f"{target}-{config.dataset}", config, engine_choice.engine), None
     if engine_choice.engine != "local":
         elsewhere = flower_federation(engine_choice, purpose="attack", data_root=chosen.data_root)
     with progress_bars() as progress:
         report = experiment.attack(
-            config, data_root=chosen.data_root, out=folder, fresh=chosen.fresh, progress=progress, federation=elsewhere
-        )
+            config, data_root=chosen.data_root, out=folder, fresh=chosen.fresh, progress=progress, federation=elsewhere,
+            workers=workers,
+        )  # fmt: skip
     return _done(report, folder, chosen)
 
 
@@ -255,7 +275,10 @@ def _on_run(run: Path, chosen: _Chosen, *, target: str | None, device: str | Non
         return _planned(config, rows, chosen)
     folder = chosen.folder(f"attack-on-{run.resolve().name}", request, seeded=chosen.seed is not None)
     with progress_bars() as progress:
-        report = attack_recorded(request, data_root=chosen.data_root, out=folder, fresh=chosen.fresh, progress=progress)
+        report = attack_recorded(
+            request, data_root=chosen.data_root, out=folder, fresh=chosen.fresh, progress=progress,
+            workers=chosen.processes(1),
+        )  # fmt: skip
     return _done(report, folder, chosen)
 
 

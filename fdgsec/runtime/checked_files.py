@@ -51,11 +51,12 @@ def computed_anew(fresh: bool = True) -> Iterator[None]:
         _ANEW.remove(fresh)
 
 
-def recalled(path: Path, *, key: str, read: Callable[[bytes], T]) -> T | None:
+def recalled(path: Path, *, key: str, read: Callable[[bytes], T], just_made: bool = False) -> T | None:
     """Give what `read` makes of a cached file; None where there is none, or none that can be trusted.
 
-    The latter is said on stderr. `read` may raise FdgsecError for content that it cannot read."""
-    if any(_ANEW):
+    The latter is said on stderr. `read` may raise FdgsecError for content that it cannot read. A file that was
+    `just_made` by another process of the same work is found where everything is `computed_anew` too."""
+    if any(_ANEW) and not just_made:
         return None
     try:
         content = path.read_bytes()

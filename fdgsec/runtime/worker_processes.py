@@ -107,13 +107,13 @@ def _begin(threads: int, watched: "Connection") -> None:
     """Prepare a worker, which ends as soon as the process that holds the other end of `watched` closes it or ends."""
     import torch
 
-    threading.Thread(target=_end_with, args=(watched,), daemon=True).start()
+    threading.Thread(target=end_with, args=(watched,), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the process that began it decides
     keep_freed_memory()
     torch.set_num_threads(threads)
 
 
-def _end_with(watched: "Connection") -> None:
+def end_with(watched: "Connection") -> None:
     """Wait for the end of the pipe, then end this process: a worker without its master would wait for tasks forever."""
     try:
         watched.recv_bytes()

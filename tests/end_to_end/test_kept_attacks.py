@@ -9,12 +9,15 @@ import pytest
 
 import fdgsec
 from fdgsec.attacks.pool_exposure.attack import PoolExposure
+from fdgsec.experiments.attack import loop
+from fdgsec.experiments.attack.attack_setting import AttackSetting, Outcome
 from fdgsec.experiments.attack.kept_outcomes import read_kept, write_kept
 from fdgsec.experiments.attack.run_attacks import attack
 from fdgsec.experiments.report.schema import AttackReport
 from fdgsec.experiments.run_config import RunConfig, attack_settings
 from fdgsec.runtime.interruption import Interrupted
 from fdgsec.runtime.progress import NoProgress
+from fdgsec.threats.attack import Attack
 
 ATTACKS = ("pool-exposure", "label-inference", "reidentification")
 GIVEN = {"per_domain": 40, "image_size": 16, "attacks": ATTACKS}
@@ -37,9 +40,11 @@ def settings(**given: Any) -> RunConfig:
     )
 
 
-def attacked(config: RunConfig, *, fresh: bool = False, kept_for: str = "", stop: str = "") -> AttackReport:
+def attacked(
+    config: RunConfig, *, fresh: bool = False, kept_for: str = "", stop: str = "", workers: int = 1
+) -> AttackReport:
     progress = StopsAt(stop) if stop else NoProgress()
-    return attack(config, data_root=None, out=None, fresh=fresh, progress=progress, kept_for=kept_for)
+    return attack(config, data_root=None, out=None, fresh=fresh, progress=progress, kept_for=kept_for, workers=workers)
 
 
 def text(report: AttackReport) -> str:
@@ -78,6 +83,27 @@ def test_an_interrupted_command_goes_on_to_the_same_bytes(
     monkeypatch.setenv("FDGSEC_CACHE", str(tmp_path / "another"))
     assert text(resumed) == text(attacked(config))
     assert not resumed.reused
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("fresh", [False, True])
+def test_two_processes_that_share_out_the_attacks_make_the_same_report(
+    fresh: bool, own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    config, here = settings(), list[str]()
+
+    def noted(attack: Attack, setting: AttackSetting) -> Outcome:
+        here.append(attack.name)
+        return run_attack(attack, setting)
+
+    run_attack = loop._run_attack
+    monkeypatch.setattr(loop, "_run_attack", noted)
+    shared = attacked(config, fresh=fresh, workers=2)
+    assert len(kept(own_cache)) == len(ATTACKS)
+    assert 0 < len(here) < len(ATTACKS)  # the others were another process's
+
+    monkeypatch.setenv("FDGSEC_CACHE", str(tmp_path / "another"))
+    assert text(shared) == text(attacked(config))
 
 
 @pytest.mark.medium

@@ -84,7 +84,7 @@ REASONS: Mapping[str, Mapping[str, str]] = {
     },
     "--unseen-domain": {"bench": OWN_NAME + " (--domains)"},
     "--wait": {verb: "runs in this process" for verb in ("sweep", "audit", "bench", "claims")},
-    "--workers": {"attack": "runs one attack after the other; --threads", "audit": "runs one audit after the other"},
+    "--workers": {"audit": "runs one audit after the other"},
     "--allow-partial": {
         "bench": "a paper's table is of the whole dataset", "claims": "a claim is of the whole dataset",
     },

@@ -65,19 +65,27 @@ class KeptOutcomes:
 
     def read(self, attack: Attack) -> Outcome | None:
         """A finished attack; None where there is none, and for a damaged one, which is said."""
-        if self.fresh or not is_bundled(attack):
-            return None
-        document = read_kept(self.path(attack))
+        return None if self.fresh else self._recalled(attack)
+
+    def made(self, attack: Attack) -> Outcome | None:
+        """An attack that another process of this run has finished and kept, also where everything is made anew."""
+        return self._recalled(attack, just_made=True)
+
+    def _recalled(self, attack: Attack, *, just_made: bool = False) -> Outcome | None:
+        document = read_kept(self.path(attack), just_made=just_made) if is_bundled(attack) else None
         return None if document is None else _outcome(document)
 
-    def keep(self, attack: Attack, outcome: Outcome) -> None:
-        """Keep an attack that did not fail. A full disk is no reason to lose the report: it is said."""
+    def keep(self, attack: Attack, outcome: Outcome) -> bool:
+        """Keep an attack that did not fail, and say whether it is kept. A full disk is no reason to lose the report: it
+        is said."""
         if not is_bundled(attack) or outcome.result.status == "failed" or not is_unchanged("fdgsec"):
-            return
+            return False
         try:
             write_kept(self.path(attack), _document(outcome))
         except OSError as error:
             warn(f"the finished attack {attack.name} cannot be kept under {cache_root()}: {error.strerror}.")
+            return False
+        return True
 
     def told(self, attacks: Sequence[Attack]) -> str:
         """How many of `attacks` are kept, and how to go on."""
@@ -97,9 +105,9 @@ def write_kept(path: Path, document: Mapping[str, Any]) -> None:
     remember(path, json.dumps(document).encode(), key=path.stem)
 
 
-def read_kept(path: Path) -> Any:  # any JSON value
+def read_kept(path: Path, *, just_made: bool = False) -> Any:  # any JSON value
     """Read a stored document; None where there is none, or where it is not as it was written: that is said."""
-    return recalled(path, key=path.stem, read=json.loads)
+    return recalled(path, key=path.stem, read=json.loads, just_made=just_made)
 
 
 def _document(outcome: Outcome) -> dict[str, Any]:

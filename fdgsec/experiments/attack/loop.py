@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from fdgsec.experiments.attack.attack_setting import AttackSetting, Outcome, SimulatedQuestions
+from fdgsec.experiments.attack.attacks_ahead import working_ahead
 from fdgsec.experiments.attack.controlled_answers import answers_of, with_variant_controls
 from fdgsec.experiments.attack.own_domains import left_out
 from fdgsec.experiments.attack.unread_releases import as_read, partly_read
@@ -80,8 +81,12 @@ class FinishedAttacks(Protocol):
         """Return how `attack` ended, None where it is not kept."""
         ...
 
-    def keep(self, attack: Attack, outcome: Outcome) -> None:
-        """Keep how `attack` ended."""
+    def made(self, attack: Attack) -> Outcome | None:
+        """Return how `attack` ended in another process since this run began, None where that is not kept."""
+        ...
+
+    def keep(self, attack: Attack, outcome: Outcome) -> bool:
+        """Keep how `attack` ended, and say whether it is kept."""
         ...
 
     def told(self, attacks: Sequence[Attack]) -> str:
@@ -90,24 +95,39 @@ class FinishedAttacks(Protocol):
 
 
 def run_attacks(
-    attacks: Sequence[Attack], setting: AttackSetting, progress: Progressive, *, finished: FinishedAttacks | None = None
+    attacks: Sequence[Attack],
+    setting: AttackSetting,
+    progress: Progressive,
+    *,
+    finished: FinishedAttacks | None = None,
+    workers: int = 1,
 ) -> list[Outcome]:
-    """Run the attacks one after the other, apart from those that are `finished`, and keep each as it ends.
+    """Run the attacks, apart from those that are `finished`, and keep each as it ends.
 
-    An interruption ends with what is kept (fdgsec.runtime.interruption.Interrupted)."""
+    Those that can be kept are shared out among `workers` processes (fdgsec.experiments.attack.attacks_ahead). An
+    interruption ends with what is kept (fdgsec.runtime.interruption.Interrupted)."""
     outcomes = []
     with telling(lambda: NONE_KEPT if finished is None else finished.told(attacks)):
-        for attack in attacks:
-            progress.update(attack.name, 0, 1)
-            outcome = None if finished is None else finished.read(attack)
-            if outcome is None:
-                return_freed_memory()
-                outcome = _run_attack(attack, setting)
-                if finished is not None:
-                    finished.keep(attack, outcome)
-            outcomes.append(outcome)
-            progress.update(attack.name, 1, 1)
+        kept = [None if finished is None else finished.read(attack) for attack in attacks]
+        lacking = [number for number, outcome in enumerate(kept) if outcome is None and finished is not None]
+        with working_ahead(
+            lambda number: _run_and_keep(attacks[number], setting, finished)[1], lacking, workers=workers
+        ) as ahead:
+            for number, attack in enumerate(attacks):
+                progress.update(attack.name, 0, 1)
+                outcome = kept[number]
+                if outcome is None and finished is not None and not ahead.begins(number) and ahead.finishes(number):
+                    outcome = finished.made(attack)
+                outcomes.append(outcome or _run_and_keep(attack, setting, finished)[0])
+                progress.update(attack.name, 1, 1)
     return outcomes
+
+
+def _run_and_keep(attack: Attack, setting: AttackSetting, finished: FinishedAttacks | None) -> tuple[Outcome, bool]:
+    """Run one attack; how it ended, and whether that is kept."""
+    return_freed_memory()
+    outcome = _run_attack(attack, setting)
+    return outcome, finished is not None and finished.keep(attack, outcome)
 
 
 def corrected(outcomes: Sequence[Outcome]) -> list[AttackResult]:

@@ -119,11 +119,13 @@ def attack(
     progress: Progressive,
     federation: Federation | None = None,
     kept_for: str = "",
+    workers: int = 1,
 ) -> AttackReport:
     """Attack `config.target` and return the report; with `out`, also write the run directory.
 
     With a `federation`, the run is repeated there, and the transcript of its server is attacked. Finished attacks are
     kept as they finish, and used again by the next call with the same settings (and `kept_for`) unless it is `fresh`.
+    `workers` processes share out the attacks, with the same results.
     Raises UsageError, DataError and MissingResourceError before anything is written."""
     if out is not None:
         check_replaceable(out)
@@ -131,7 +133,7 @@ def attack(
         started = time.monotonic()
         attacked = _attacked(
             config, data_root=data_root, fresh=fresh, progress=progress, federation=federation, kept_for=kept_for,
-            out=out,
+            out=out, workers=workers,
         )  # fmt: skip
         report = _report(attacked, progress, started=started)
         if out is not None:
@@ -233,6 +235,7 @@ def _attacked(
     controls: bool = True,
     kept_for: str = "",
     out: Path | None = None,
+    workers: int = 1,
 ) -> _Attacked:
     """Run, or reuse, the target, and run all attacks that are not finished, with their positive and negative
     `controls`."""
@@ -261,7 +264,7 @@ def _attacked(
         config, images=world.dataset.content_sha256, weights=weights, transcript=observed.transcript.sha256,
         controls=controls, kept_for=kept_for, fresh=fresh,
     )  # fmt: skip
-    outcomes = run_attacks(attacks, setting, progress, finished=finished if own else None)
+    outcomes = run_attacks(attacks, setting, progress, finished=finished if own else None, workers=workers)
     return _Attacked(
         stored=stored, inputs=inputs, encoder=style_view.encoder, observed=observed, facts=facts, reused=reused,
         outcomes=outcomes,

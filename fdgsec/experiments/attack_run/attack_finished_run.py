@@ -55,12 +55,19 @@ class RecordedRequest:
 
 
 def attack_recorded(
-    request: RecordedRequest, *, data_root: Path | None, out: Path | None, fresh: bool, progress: Progressive
+    request: RecordedRequest,
+    *,
+    data_root: Path | None,
+    out: Path | None,
+    fresh: bool,
+    progress: Progressive,
+    workers: int = 1,
 ) -> AttackReport:
     """Attack the run in `request.run` and return the report; with `out`, also write it with a copy of the transcript.
 
     Questions that the transcript does not answer are simulated with the run's method, or skipped with the reason.
-    Finished attacks are kept as they finish, and used again by the next call with the same request, unless `fresh`.
+    Finished attacks are kept as they finish, and used again by the next call with the same request, unless `fresh`;
+    `workers` processes share them out, with the same results.
     Raises UsageError, DataError, ArtifactError and MissingResourceError before anything is written."""
     if is_recording(request.run):
         with computed_anew(fresh):
@@ -85,7 +92,7 @@ def attack_recorded(
             fresh=fresh,
         )  # fmt: skip
         own = is_own(config, recorded.method, style_view.encoder)
-        outcomes = run_attacks(attacks, setting, progress, finished=finished if own else None)
+        outcomes = run_attacks(attacks, setting, progress, finished=finished if own else None, workers=workers)
         report = _report(recorded, setting, started=started, notes=notes)
         side = recorded.world.dataset.image_size[0]
         results = target_controlled(corrected(outcomes), config, progress, image_size=side)
