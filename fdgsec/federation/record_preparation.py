@@ -1,13 +1,16 @@
-"""Measures whether what a client trains on of one record depends on its other records, before any step is taken.
+"""Measures whether what a client trains on of one record, or makes of its training, depends on its other records.
 
-DP-SGD clips what each record contributes to a step. That bounds a record's influence only where the others' images, the
-network that training starts from and the loss are the same with and without it. Images standardized by the client's own
-mean color, weights of classes by how many images it has of each, and a first layer that is fitted to its images violate
-this, and no batch of training shows it (fdgsec.privacy.record_independence compares batches)."""
+DP-SGD clips what each record contributes to a step. That bounds a record's influence only where all else is the same
+with and without it: the others' images, the network that training starts from, its plan, the loss, and what is made of
+the trained network. Images standardized by the client's own mean color, weights of classes by how many images it has of
+each, a learning rate by how many classes it has, and a line search on its images violate this, and no batch of training
+shows it (fdgsec.privacy.record_independence compares batches)."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,27 +24,38 @@ from fdgsec.nn.training.per_sample_gradients import PrivateTrainingError
 from fdgsec.nn.training.training_loop import Objective
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.privacy.dp_sgd import Versions
+from fdgsec.privacy.record_independence import GRADIENT_TOLERANCE, disturb
 from fdgsec.runtime.random_streams import stream
 
 MOST = 16
 """Images of the client that is looked at: enough for means, variances and counts of classes to move."""
+ROUNDS = 2
+"""Rounds that a client takes part in: what it remembers of the first is used in the second."""
+ANSWERED = 2
+"""Replacements under which losses and gradients are compared too, which costs passes of the network."""
+Content = Literal["black", "noise"]
+"""What replaces an image: a black one of the first class, or noise of the next one."""
 TOLERANCE = 1e-5
 """Relative change of a loss or an entry of a network that rounding explains."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Call:
-    """What a method handed to its trainer: copies of the network and the objective, as they were."""
+    """What a method handed to its trainer: copies of the network, the objective and what is trained beside them, as
+    they were, and `settings` in which numbers of the client's images have no place."""
 
     network: Classifier
     data: TrainingSet
     objective: Objective
     plan: TrainingPlan
+    beside: Mapping[str, Tensor]
+    settings: str
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Witness:
-    """A trainer that takes no step, and keeps what it was called with."""
+    """A trainer that moves the network at random, the same way whatever it is trained on, and keeps what it was called
+    with: a network that stayed where it was would hide what a method makes of the difference."""
 
     calls: list[_Call] = field(default_factory=list)
 
@@ -59,9 +73,19 @@ class _Witness:
         optimizer: torch.optim.Optimizer | None = None,
         on_step: Callable[[int, float], None] | None = None,
     ) -> dict[str, float]:
-        """Keep the arguments."""
-        del rng, round, rounds, beside, optimizer, on_step
-        self.calls.append(_Call(network=deepcopy(model), data=data, objective=deepcopy(objective), plan=plan))
+        """Keep the arguments, and move the network."""
+        del rng, on_step
+        groups = [] if optimizer is None else optimizer.param_groups
+        told = [{name: value for name, value in group.items() if name != "params"} for group in groups]
+        self.calls.append(
+            _Call(
+                network=deepcopy(model), data=data, objective=deepcopy(objective), plan=plan,
+                beside={str(place): one.detach().clone() for place, one in enumerate(beside)},
+                settings=f"{plan!r}, {type(optimizer).__name__} {told!r}, {round} of {rounds}",
+            )
+        )  # fmt: skip
+        with torch.no_grad():
+            disturb(model, stream(0, "world", "record preparation", "movement", len(self.calls)))
         return {"steps": 0.0}
 
 
@@ -78,59 +102,77 @@ def check_preparation(method: Method, client: Client, *, model: GlobalModel, inb
 def mixed_records(method: Method, client: Client, *, model: GlobalModel, inbox: Inbox, clock: Clock) -> str:
     """What of the training of some of a client's records changes when the others do; empty where nothing does.
 
-    Up to MOST images are prepared as they are and, twice, with every second one replaced: by black ones, then by noise,
-    and all of other classes. No step is taken. What the client receives is the same each time. Compared are the images
-    and labels of records that were not replaced, the network that training starts from, their losses, and what the
-    method makes of the network afterwards. Not found: what changes with other numbers of images alone, in later rounds
-    alone, and in training that does not call the trainer (fdgsec.federation.dp_sgd_joint)."""
+    Up to MOST images are prepared as they are and again with some replaced: for each binary digit of their numbers,
+    those that have it, by black ones of one class, and those that do not, by noise and other classes, so that each
+    image is once kept while any given other one is replaced. Each time the client takes part in this round and the
+    next, with what it remembers; what it receives is the same. Nothing is trained: the network is moved at random, the
+    same way each time. Compared are the images and labels of records that were not replaced, the network that training
+    starts from, its plan, its optimizer and what is trained beside it, the losses and gradients of these records there
+    and near by, and what the method makes of the moved network. Not found: what changes with other numbers of images
+    alone, in rounds after the next alone, and in training that does not call the trainer
+    (fdgsec.federation.dp_sgd_joint)."""
     if not len(client.data):
         return ""
-    part = client.data.subset(torch.arange(min(len(client.data), MOST)))
+    count = min(len(client.data), MOST)
+    part = client.data.subset(torch.linspace(0, len(client.data) - 1, count).round().long())
     usual = _prepared(method, client, part, model=model, inbox=inbox, clock=clock)
-    if not usual[0]:
+    if not any(calls for calls, _ in usual):
         return ""
-    for kept, content in ((torch.arange(len(part)) % 2 == 0, "black"), (torch.arange(len(part)) % 2 == 1, "noise")):
-        if not bool(kept.any()):
-            continue
-        other = _prepared(method, client, _replaced(part, kept, content), model=model, inbox=inbox, clock=clock)
-        reason = _difference(usual, other, kept)
-        if reason:
-            return reason
+    for number, (kept, content) in enumerate(_replacements(count)):
+        changed = with_records_replaced(part, kept, content)
+        other = _prepared(method, client, changed, model=model, inbox=inbox, clock=clock)
+        for once, again in zip(usual, other, strict=True):
+            reason = _difference(once, again, kept, answered=number < ANSWERED)
+            if reason:
+                return reason
     return ""
+
+
+def _replacements(count: int) -> Iterator[tuple[Tensor, Content]]:
+    """Which of `count` images are kept (count,) bool, and what replaces the others."""
+    for digit in range(max((count - 1).bit_length(), 1)):
+        has = torch.arange(count) >> digit & 1 == 1
+        if bool((~has).any()):
+            yield ~has, "black"
+        if bool(has.any()):
+            yield has, "noise"
+
+
+_Round = tuple[Sequence[_Call], Mapping[str, Artifact]]
 
 
 def _prepared(
     method: Method, client: Client, data: DomainDataset, *, model: GlobalModel, inbox: Inbox, clock: Clock
-) -> tuple[Sequence[_Call], Mapping[str, Artifact]]:
-    """What the trainer of a client with these images is called with, and the models that the client sends then."""
-    witness = _Witness()
-    member = replace(client, data=data, trainer=witness)
-    rng = stream(0, "world", "record preparation", client.name)
+) -> Sequence[_Round]:
+    """What the trainer of a client with these images is called with in each round, and the models that it sends."""
     state: State = {}
-    if method.shares != "never":
-        _, state = method.share(member, model=model, state={}, clock=clock, rng=rng)
-    update, _ = method.fit(member, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
-    sent = {name: one for name, one in update.artifacts.items() if isinstance(one, ModelState | GeneratorState)}
-    return witness.calls, sent
+    found = []
+    for number in range(ROUNDS):
+        now = replace(clock, round=clock.round + number, rounds=max(clock.rounds, clock.round + ROUNDS))
+        witness, rng = _Witness(), stream(0, "world", "record preparation", client.name, number)
+        member = replace(client, data=data, trainer=witness)
+        if method.shares == "every" or (method.shares == "once" and number == 0):
+            _, state = method.share(member, model=model, state=state, clock=now, rng=rng)
+        update, state = method.fit(member, model=model, inbox=inbox, state=state, clock=now, rng=rng)
+        sent = {name: one for name, one in update.artifacts.items() if isinstance(one, ModelState | GeneratorState)}
+        found.append((witness.calls, sent))
+    return found
 
 
-def _replaced(data: DomainDataset, kept: Tensor, content: str) -> DomainDataset:
+def with_records_replaced(data: DomainDataset, kept: Tensor, content: Content) -> DomainDataset:
     """The same names, with other pictures and other classes where images are not `kept` (n,) bool."""
     pixels, rng = data.pixels().clone(), stream(0, "world", "record preparation", content)
-    fresh = torch.zeros_like(pixels)
+    fresh, other = torch.zeros_like(pixels), torch.zeros_like(data.labels)
     if content == "noise":
         fresh = torch.randint(0, 256, pixels.shape, generator=rng, dtype=torch.uint8)
+        other = (data.labels + 1) % max(len(data.class_names), 1)
     pixels[~kept] = fresh[~kept]
-    labels = torch.where(kept, data.labels, (data.labels + 1) % max(len(data.class_names), 1))
+    labels = torch.where(kept, data.labels, other)
     return replace(data, store=pixels, rows=torch.arange(len(pixels)), labels=labels)
 
 
-def _difference(
-    usual: tuple[Sequence[_Call], Mapping[str, Artifact]],
-    other: tuple[Sequence[_Call], Mapping[str, Artifact]],
-    kept: Tensor,
-) -> str:
-    """Where two preparations differ in records that are `kept` in both, in words."""
+def _difference(usual: _Round, other: _Round, kept: Tensor, *, answered: bool) -> str:
+    """Where two preparations differ in records that are `kept` in both, in words; in losses only where `answered`."""
     (first, sent), (second, resent) = usual, other
     if len(first) != len(second):
         return "its trainer is called another number of times where other images change"
@@ -140,16 +182,18 @@ def _difference(
             return f"it trains on another number of records than the client's {len(kept)} images"
         if not _same_entries(one.data, entries, two.data, again):
             return "what it trains on of an image changes where other images do"
-        if not _same_state(one.network.state_dict(), two.network.state_dict()):
-            return "the network that training starts from changes where images do"
-        if len(entries) and not torch.allclose(
-            _losses(one, entries), _losses(two, again), rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True
+        if one.settings != two.settings:
+            return "its plan of training changes where images do"
+        if not (
+            _same_state(one.network.state_dict(), two.network.state_dict()) and _same_state(one.beside, two.beside)
         ):
-            return "the loss of an image changes where other images do"
+            return "the network that training starts from changes where images do"
+        if answered and len(entries) and not _same_answers(_answers(one, entries), _answers(two, again)):
+            return "the loss or gradient of an image changes where other images do"
     if sent.keys() != resent.keys() or any(
         not _same_state(sent[name].tensors(), resent[name].tensors()) for name in sent
     ):
-        return "what it sends changes with images though no step was taken"
+        return "what it makes of a trained network changes where images do"
     return ""
 
 
@@ -177,11 +221,40 @@ def _same_state(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> bool:
     )
 
 
-@torch.no_grad()
-def _losses(call: _Call, entries: Tensor) -> Tensor:
-    """The losses of entries under the call's objective and network, with fixed draws."""
+_Answers = Sequence[tuple[Tensor, Sequence[Tensor]]]
+
+
+def _answers(call: _Call, entries: Tensor) -> _Answers:
+    """The losses of entries under the call's objective, and the gradient of a sum of them, with fixed draws: at the
+    call's network and at one near by."""
     device = next(call.network.parameters()).device
-    rng = stream(0, "world", "record preparation", "views")
-    batch = batch_of(call.data, entries, call.plan, rng, device=device, layout=torch.contiguous_format)
-    with torch.random.fork_rng(devices=[]):  # a Dropout layer draws the same each time
-        return deepcopy(call.objective)(batch, deepcopy(call.network)).double()  # either may learn
+    near, found = deepcopy(call.network), []
+    with torch.no_grad():
+        disturb(near, stream(0, "world", "record preparation", "near by"))
+    weights = torch.randn(len(entries), generator=stream(0, "world", "record preparation", "weights"))
+    for network in (deepcopy(call.network), near):
+        rng = stream(0, "world", "record preparation", "views")
+        batch = batch_of(call.data, entries, call.plan, rng, device=device, layout=torch.contiguous_format)
+        with torch.random.fork_rng(devices=[]):  # a Dropout layer draws the same each time
+            losses = deepcopy(call.objective)(batch, network)  # either may learn
+        trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        total = (losses * weights.to(losses)).sum()
+        parts = torch.autograd.grad(total, trained, allow_unused=True) if total.requires_grad else []
+        found.append((losses.detach().double(), [part.double() for part in parts if part is not None]))
+    return found
+
+
+def _same_answers(ones: _Answers, others: _Answers) -> bool:
+    return all(
+        losses.shape == again.shape
+        and torch.allclose(losses, again, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
+        and _same_gradient(gradient, regained)
+        for (losses, gradient), (again, regained) in zip(ones, others, strict=True)
+    )
+
+
+def _same_gradient(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    if [part.shape for part in one] != [part.shape for part in other]:
+        return False
+    apart = math.sqrt(sum(float((mine - theirs).square().sum()) for mine, theirs in zip(one, other, strict=True)))
+    return apart <= GRADIENT_TOLERANCE * math.sqrt(sum(float(part.square().sum()) for part in one))

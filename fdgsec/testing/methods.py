@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from itertools import permutations
+from itertools import permutations, product
 
 import torch
 from torch import Tensor
@@ -28,6 +28,8 @@ DECLARED = "what is sent is what is declared"
 """The promise that releases name every artifact."""
 RETURNS = "what comes back of one's own is said (trains_on_own_releases)"
 """The promise on which a private model rests where styles are sent unprotected."""
+LONG = 20
+"""Rounds of a run in which each image must be prepared by itself, at its beginning and halfway."""
 APART = "records are prepared one by one where training goes through the trainer alone (trains_through_trainer)"
 """The promise on which every guarantee of DP-SGD for a record rests."""
 
@@ -111,7 +113,8 @@ def _check_records_apart(method: Method, members: Sequence[Client]) -> None:
     """Check that what a client trains on of an image is the same whatever its other images are."""
     if not method.trains_through_trainer:
         return
-    model, clock = start_of(method), Clock(round=0, rounds=1, participants=tuple(client.name for client in members))
+    model, names = start_of(method), tuple(client.name for client in members)
+    clock, late = (Clock(round=number, rounds=LONG, participants=names) for number in (0, LONG // 2))
     shared: dict[str, Inbox] = {}
     for client in members if method.shares != "never" else ():
         rng = stream(0, "world", "records apart", client.name)
@@ -119,9 +122,9 @@ def _check_records_apart(method: Method, members: Sequence[Client]) -> None:
     inboxes: Mapping[str, Inbox] = {}
     if shared:
         inboxes, _ = method.combine(shared, server={}, clock=clock, rng=simulated_stream(0, "records apart"))
-    for client in members:
-        reason = mixed_records(method, client, model=model, inbox=inboxes.get(client.name, {}), clock=clock)
-        expect(not reason, APART, f"{reason} ({client.name})")
+    for client, when in product(members, (clock, late)):
+        reason = mixed_records(method, client, model=model, inbox=inboxes.get(client.name, {}), clock=when)
+        expect(not reason, APART, f"{reason} ({client.name}, round {when.round})")
 
 
 def _hashes(artifacts: Mapping[str, Artifact]) -> Mapping[str, str]:

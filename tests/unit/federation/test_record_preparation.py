@@ -92,11 +92,137 @@ class AddedAfterwards(Plain):
         return replace(update, artifacts={"model": model.with_state(entries).state}), state
 
 
+@dataclass(frozen=True, kw_only=True)
+class VirtualClients(Plain):
+    """Splits a client's images in turn, and standardizes each part by its own mean color."""
+
+    def training_set(
+        self, client: Client, *, inbox: Inbox, state: State, rng: torch.Generator
+    ) -> tuple[TrainingSet, State]:
+        pixels = as_float(client.data.pixels()).clone()
+        for part in range(2):
+            pixels[part::2] -= pixels[part::2].mean((0, 2, 3), keepdim=True) - 0.5
+        return TrainingSet(images=(pixels.clamp(0, 1) * 255).to(torch.uint8), labels=client.data.labels), state
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixHalves(Plain):
+    """Mixes each image of the second half with one of the first."""
+
+    def training_set(
+        self, client: Client, *, inbox: Inbox, state: State, rng: torch.Generator
+    ) -> tuple[TrainingSet, State]:
+        pixels = as_float(client.data.pixels()).clone()
+        half = len(pixels) // 2
+        pixels[-half:] = (pixels[-half:] + pixels[:half]) / 2
+        return TrainingSet(images=(pixels * 255).to(torch.uint8), labels=client.data.labels), state
+
+
+def classes_held(client: Client) -> float:
+    return len(client.data.labels.unique()) / len(client.data.class_names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RateByClasses(Plain):
+    """Takes smaller steps the fewer classes the client has."""
+
+    def fit(
+        self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Update, State]:
+        plan = replace(self.plan, learning_rate=self.plan.learning_rate * classes_held(client))
+        one = replace(self, plan=plan)
+        return FedAvg.fit(one, client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Damped(Plain):
+    """Sends a point between the received and the trained network: by the classes it has."""
+
+    def share_of(self, client: Client, network: Classifier) -> float:
+        return classes_held(client)
+
+    def fit(
+        self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Update, State]:
+        update, state = super().fit(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
+        old, new = model.state.tensors(), update.artifacts["model"].tensors()
+        share = self.share_of(client, model.with_state(new).module())
+        entries = {name: old[name] + share * (value - old[name]) for name, value in new.items()}
+        return replace(update, artifacts={"model": model.with_state(entries).state}), state
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineSearch(Damped):
+    """The same, by the loss of the trained network on its own images."""
+
+    @torch.no_grad()
+    def share_of(self, client: Client, network: Classifier) -> float:
+        losses = functional.cross_entropy(network.eval()(as_float(client.data.pixels())), client.data.labels)
+        return float(losses.neg().exp())
+
+
+@dataclass(frozen=True, kw_only=True)
+class RememberedClasses(Plain):
+    """From the second round on, leaves out of the softmax what classes the client had none of in the last one."""
+
+    def objective(
+        self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
+    ) -> Objective:
+        return _Restricted(held=state.get("held"))
+
+    def fit(
+        self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Update, State]:
+        update, state = super().fit(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
+        held = torch.bincount(client.data.labels, minlength=len(client.data.class_names)) > 0
+        return update, {**state, "held": held}
+
+
+@dataclass(eq=False)
+class _Restricted:
+    held: Tensor | None
+    couples_records: bool = False
+
+    def __call__(self, batch: Batch, model: Classifier) -> Tensor:
+        logits = model(batch.images)
+        if self.held is not None:
+            logits = logits.masked_fill(~self.held, -1e4)
+        return functional.cross_entropy(logits, batch.labels, reduction="none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReversedGradient(Plain):
+    """Turns the gradient around, the more the more classes the client has; the losses are the same."""
+
+    def objective(
+        self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
+    ) -> Objective:
+        return _Reversed(weight=classes_held(client))
+
+
+@dataclass(eq=False)
+class _Reversed:
+    weight: float
+    couples_records: bool = False
+
+    def __call__(self, batch: Batch, model: Classifier) -> Tensor:
+        logits = model(batch.images)
+        turned = logits.detach() * (1 + self.weight) - logits * self.weight
+        return functional.cross_entropy(turned, batch.labels, reduction="none")
+
+
 FAULTS: list[tuple[Callable[..., FedAvg], str]] = [
     (OwnColors, "what it trains on of an image changes where other images do"),
-    (WeightedClasses, "the loss of an image changes where other images do"),
+    (WeightedClasses, "the loss or gradient of an image changes where other images do"),
     (FittedStart, "the network that training starts from changes where images do"),
-    (AddedAfterwards, "what it sends changes with images though no step was taken"),
+    (AddedAfterwards, "what it makes of a trained network changes where images do"),
+    (VirtualClients, "what it trains on of an image changes where other images do"),
+    (MixHalves, "what it trains on of an image changes where other images do"),
+    (RateByClasses, "its plan of training changes where images do"),
+    (Damped, "what it makes of a trained network changes where images do"),
+    (LineSearch, "what it makes of a trained network changes where images do"),
+    (RememberedClasses, "the loss or gradient of an image changes where other images do"),
+    (ReversedGradient, "the loss or gradient of an image changes where other images do"),
 ]
 
 
