@@ -3,21 +3,27 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import torch
+
+from fdgsec.experiments.audit.noise_of_records import same_cost
 from fdgsec.experiments.run_config import RunConfig, made
 from fdgsec.experiments.setup.defenses import statistic_source_of
 from fdgsec.federation.defense import Defense, HasPolicy, Inspects, Outgoing, PlansGuarantee, Protected, Sender
 from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.method import Clock, GlobalModel, Method
+from fdgsec.federation.record_preparation import with_records_replaced
 from fdgsec.federation.wire import Filter
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.privacy.accounting import Use
 from fdgsec.privacy.guarantees import PlannedGuarantee, RecordMixing
 from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.registry import name_of, names
 from fdgsec.runtime.secret_streams import simulated_stream
 from fdgsec.testing.contracts import check_frozen, expect, nothing_kept
 from fdgsec.testing.small_federation import CLIENTS, Outcome, Passed, federated, four_clients, start_of
 
+CLIENT_NAMES = tuple(f"client:{number}" for number in range(CLIENTS))
 PLAN = TrainingPlan(batch_size=8, learning_rate=0.01)
 
 
@@ -41,6 +47,7 @@ def check_defense(given: object, *, method: object = None) -> None:
     with nothing_kept(defense):
         plain = federated(works_with, members, recode=False, start=start)
         _check_messages(defense, works_with, plain, stack, start)
+        _check_costs_of_others(defense, works_with, stack, start)
         try:
             first = federated(works_with, members, recode=False, defense_stack=stack, start=start)
         except UsageError as error:
@@ -76,7 +83,7 @@ def _check_messages(defense: Defense, method: Method, plain: Outcome, stack: Def
     for sent in plain.passed:
         if sent.client != client.name or sent.round or sent.stage in ("combine", "exhibit"):
             continue
-        clock = Clock(round=0, rounds=2, participants=tuple(f"client:{number}" for number in range(CLIENTS)))
+        clock = Clock(round=0, rounds=2, participants=CLIENT_NAMES)
         sender = Sender(
             client=client, method=method, clock=clock, model=start, state=plain.states[client.name],
             statistic_source=stack.statistic_source,
@@ -87,6 +94,38 @@ def _check_messages(defense: Defense, method: Method, plain: Outcome, stack: Def
         what = f"{sent.artifact.kind} in slot {sent.slot!r} of stage {sent.stage!r}"
         _check_protected(made_of, sent, what)
         expect(sent.artifact.sha256 == before, "a defense leaves what it is handed as it was", f"it changed {what}")
+
+
+def _check_costs_of_others(defense: Defense, method: Method, stack: DefenseStack, start: GlobalModel) -> None:
+    """Check that what a client shares costs the same when half of its images are others, and when all are."""
+    if method.shares == "never":
+        return
+    client, clock = four_clients()[0], Clock(round=0, rounds=2, participants=CLIENT_NAMES)
+    count = len(client.data)
+    worlds = [client.data, *(
+        with_records_replaced(client.data, kept, content)
+        for kept, content in ((torch.arange(count) % 2 == 0, "black"), (torch.zeros(count, dtype=torch.bool), "noise"))
+    )]  # fmt: skip
+    costs = []
+    for data in worlds:
+        member = replace(client, data=data)
+        rng = stream(0, "world", "cost of a release")
+        shared, state = method.share(member, model=start, state={}, clock=clock, rng=rng)
+        sender = Sender(
+            client=member, method=method, clock=clock, model=start, state=state,
+            statistic_source=stack.statistic_source,
+        )  # fmt: skip
+        made_of = {
+            slot: defense.on_message(
+                Outgoing(round=0, stage="share", name=slot, artifact=artifact, sender=sender),
+                simulated_stream(0, "check"),
+            )
+            for slot, artifact in shared.items()
+        }
+        costs.append({slot: None if one is None else one.uses for slot, one in made_of.items()})
+    for slot, uses in costs[0].items():
+        same = all(same_cost(uses, other.get(slot)) for other in costs[1:])
+        expect(same, "a cost does not depend on the records", f"that of {slot!r} is another one for other images")
 
 
 def _check_protected(made_of: Sequence[Protected | None], sent: Passed, what: str) -> None:

@@ -16,6 +16,7 @@ from fdgsec.privacy.guarantees import PlannedGuarantee
 from fdgsec.runtime.registry import DEFENSES
 from fdgsec.runtime.secret_streams import SecretStream
 from fdgsec.testing import BrokenPromiseError, check_defense
+from tests.support.broken_defenses import StylesClippedAtTheirMedian
 
 OPTIONS: Mapping[str, dict[str, object]] = {"dp-sgd": {"noise_multiplier": 1.0}}
 SINGLE = CCST(style="single", k=2, styles_per_client=10)
@@ -122,6 +123,10 @@ class DoesNothing(Quantize):
         (PaysUnsaid(), "a mechanism names its stages.*: PaysUnsaid states a cost, and is post-processing in the share"),
         (PromisesAndPaysNothing(), "a guarantee is none, or what was said before: liar plans to pay"),
         (DoesNothing(), "a defense acts: nothing that CCST sends is changed"),
+        (
+            StylesClippedAtTheirMedian(epsilon=4.0),
+            "a cost does not depend on the records: that of 'style' is another one",
+        ),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
 )

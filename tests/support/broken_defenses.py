@@ -315,6 +315,42 @@ class StylesWithoutNoiseInOneDirection(StylesFromA32BitSeed):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StylesInAPublicSubspace(StylesFromA32BitSeed):
+    """No fault: projects the noisy mean onto public directions, fewer than it has numbers."""
+
+    def _mean(self, outgoing: Outgoing, frame: Frame, rng: SecretStream) -> Protected:
+        coordinates = frame.coordinates(outgoing.sender.records)
+        noise, uses = self._calibrated_noise(outgoing, sensitivity_of_mean(frame.region, len(coordinates)))
+        mean = coordinates.mean(0)
+        noisy = mean + noise * rng.normal(len(mean))
+        rng_public = torch.Generator().manual_seed(5)
+        full = torch.randn(len(mean), len(mean), generator=rng_public, dtype=torch.float64)
+        kept = torch.linalg.qr(full)[0][:, : len(mean) * 4 // 5]
+        kind = frame.artifact(kept @ (kept.T @ noisy), like=outgoing.artifact, images=len(coordinates))
+        return Protected(artifact=kind, uses=uses)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StylesClippedAtTheirMedian(StylesFromA32BitSeed):
+    """Clips at the median length of the client's own images, without noise on the median."""
+
+    def _mean(self, outgoing: Outgoing, frame: Frame, rng: SecretStream) -> Protected:
+        rows = frame.released_statistic.about(outgoing.sender.records, frame.about)
+        lengths = ((rows - frame.region.center) / frame.region.scale).norm(dim=1)
+        region = replace(frame.region, bound=float(lengths.median()))
+        return super()._mean(outgoing, replace(frame, region=region), rng)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StylesWithNoiseOfTheirOwnSpread(StylesFromA32BitSeed):
+    """Adds noise that is larger where the client's images differ more, and states the same cost for all."""
+
+    def _mean(self, outgoing: Outgoing, frame: Frame, rng: SecretStream) -> Protected:
+        spread = float(outgoing.sender.records.std(0).mean())
+        return self._with(outgoing, frame, lambda like, sd: sd * (1 + spread) * rng.normal(len(like)))
+
+
+@dataclass(frozen=True, kw_only=True)
 class StylesWithSpikyNoise(StylesFromA32BitSeed):
     """Adds to each number but the first a thousandth of the noise or the root of 2 of it, which is the variance that it
     states."""

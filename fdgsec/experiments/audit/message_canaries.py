@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fdgsec.data.domains import DomainDataset
 from fdgsec.experiments.audit.neighboring_clients import Canary, Release, Site, judged, numbers
+from fdgsec.experiments.audit.noise_shape import DRAWS_A_NUMBER, thinnest_direction
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles, ModelState, Scores
 from fdgsec.federation.defense import RecordStatistic, StatisticSource
 from fdgsec.federation.defense_stack import DefenseStack
@@ -40,6 +41,9 @@ EACH_ONCE = 2
 """Draws that are a number's smallest or largest, where none was cut."""
 QUIET = 0.25
 """It has a canary of its own where its standard deviation is no more than this part of the median one."""
+THINNEST = "the direction with the least noise"
+DIRECTIONS = 512
+"""Numbers among whose directions it is sought: a draw takes milliseconds."""
 FARTHER = 1e6
 """The distance of one along all other numbers, so that a single number that is not clipped shows."""
 
@@ -69,16 +73,20 @@ class ClipsAboutPublic(Protocol):
         ...
 
 
-def canaries_of(site: Site, release: Release, uses: Sequence[Use], unit: Unit) -> Sequence[Canary]:
-    """Choose the canaries for a kind of release, each of them for an audit of its own. Raises UsageError for none."""
+def canaries_of(
+    site: Site, release: Release, uses: Sequence[Use], unit: Unit, *, thin: bool = False
+) -> Sequence[Canary]:
+    """Choose the canaries for a kind of release, each of them for an audit of its own. Raises UsageError for none.
+
+    With `thin`, statistics have one along the direction with the least noise too, which takes many draws to find."""
     if release.step == "fit":
         return [_learned(release, max(bound for use in uses for bound in use.sensitivity.values()))]
     if release.step == "review":
         return [_mislabeled(site)]
     reference = _reference(site.defense_stack)
     if unit == "client" or isinstance(release.artifact, ImageStyles | Amplitudes):
-        return _rows(release, reference, site.defense_stack, every=unit == "client")
-    return _pooled(site, release, reference)
+        return _rows(release, reference, site.defense_stack, every=unit == "client", thin=thin)
+    return _pooled(site, release, reference, thin=thin)
 
 
 def noise_coordinates(defense_stack: DefenseStack, release: Release, unit: Unit) -> Callable[[Artifact], Tensor]:
@@ -145,7 +153,7 @@ class PlantedStatisticSource:
         )
 
 
-def _pooled(site: Site, release: Release, reference: Reference) -> Sequence[Canary]:
+def _pooled(site: Site, release: Release, reference: Reference, *, thin: bool) -> Sequence[Canary]:
     """An image whose first channel mean, or every other number, is far out; only its statistic is replaced."""
     frame, statistic_source = pooled_frame(release.sender, release.slot, reference), release.sender.statistic_source
     assert statistic_source is not None
@@ -181,7 +189,9 @@ def _pooled(site: Site, release: Release, reference: Reference) -> Sequence[Cana
     found = [canary(first, FAR, "its first channel mean")]
     found += [canary(others, FARTHER, "all else", upward=True)] if others.any() else []
     quiet = _quietest(release, site.defense_stack, coordinates)
-    return found if quiet is None else [*found, canary(quiet.double(), FAR, "the number with the least noise")]
+    found += [] if quiet is None else [canary(quiet.double(), FAR, "the number with the least noise")]
+    thinnest = _thinnest(release, site.defense_stack, coordinates) if thin else None
+    return found if thinnest is None else [*found, canary(thinnest, FAR, THINNEST)]
 
 
 def _quietest(
@@ -205,6 +215,21 @@ def _quietest(
     return torch.arange(len(size)) == size.argmin()
 
 
+def _thinnest(
+    release: Release,
+    defense_stack: DefenseStack,
+    read: Callable[[Artifact], Tensor],
+    raw: Callable[[Artifact], Tensor] = numbers,
+) -> Tensor | None:
+    """The direction (D,) with the least noise; None where too few numbers are not cut. `read` and `raw` as above."""
+    size = len(read(release.sent(defense_stack)[0]))
+    names = [f"{defense_stack.name}/thin/{run}" for run in range(DRAWS_A_NUMBER * min(size, DIRECTIONS))]
+    sent = [release.sent(replace(defense_stack, name=name))[0] for name in names]
+    drawn = torch.stack([raw(artifact) for artifact in sent])
+    whole = ((drawn == drawn.amin(0)) | (drawn == drawn.amax(0))).sum(0) <= EACH_ONCE
+    return thinnest_direction(torch.stack([read(artifact) for artifact in sent]), whole.expand(len(names), -1))
+
+
 def _first_and_others(first: Tensor) -> tuple[Tensor, Tensor]:
     """Directions (D,) of length 1 along the `first` numbers (D,), and along all others (0 where there are none)."""
     one, other = first.double(), (~first).double()
@@ -216,7 +241,9 @@ def _first_half(direction: Tensor) -> Tensor:
     return torch.where(torch.arange(len(direction)) < len(direction) // 2, direction, 0.0)
 
 
-def _rows(release: Release, reference: Reference, defense_stack: DefenseStack, *, every: bool) -> Sequence[Canary]:
+def _rows(
+    release: Release, reference: Reference, defense_stack: DefenseStack, *, every: bool, thin: bool
+) -> Sequence[Canary]:
     """A row, or all rows of the client, far from the center in the widest direction of the region, or in all others."""
     single = shared_rows(release.sender.state, release.slot) is not None
     region = (row_region if single else client_region)(release.sender, release.slot, reference)
@@ -258,8 +285,13 @@ def _rows(release: Release, reference: Reference, defense_stack: DefenseStack, *
     def row(artifact: Artifact) -> Tensor:
         return rows_of(artifact)[planted].mean(0)
 
-    quiet = _quietest(release, defense_stack, lambda artifact: (row(artifact) - center) / scale, row)
-    return found if quiet is None else [*found, canary(quiet, FAR, "the number with the least noise")]
+    def coordinates(artifact: Artifact) -> Tensor:
+        return (row(artifact) - center) / scale
+
+    quiet = _quietest(release, defense_stack, coordinates, row)
+    found += [] if quiet is None else [canary(quiet, FAR, "the number with the least noise")]
+    thinnest = _thinnest(release, defense_stack, coordinates, row) if thin else None
+    return found if thinnest is None else [*found, canary(thinnest, FAR, THINNEST)]
 
 
 def _learned(release: Release, bound: float) -> Canary:

@@ -23,9 +23,10 @@ import torch
 from torch import Tensor
 
 from fdgsec.experiments.audit.gradient_canaries import one_layer
-from fdgsec.experiments.audit.message_canaries import noise_coordinates
-from fdgsec.experiments.audit.neighboring_clients import Release, numbers
-from fdgsec.experiments.audit.noise_shape import DRAWS_A_NUMBER, leaves_directions_out, not_gaussian
+from fdgsec.experiments.audit.message_canaries import DIRECTIONS, noise_coordinates
+from fdgsec.experiments.audit.neighboring_clients import Release, Site, numbers
+from fdgsec.experiments.audit.noise_of_records import depend_on_records
+from fdgsec.experiments.audit.noise_shape import DRAWS_A_NUMBER, SUSPECT, THIN, least_along, not_gaussian
 from fdgsec.experiments.audit.noise_within import MOST_TENSORS, alike, draws_within, tensors_of
 from fdgsec.federation.artifacts import ModelState, Scores
 from fdgsec.federation.defense_stack import DefenseStack
@@ -36,9 +37,8 @@ INPUTS = 12
 """Numbers in the small artifacts on which noise is compared."""
 FEWEST_NUMBERS = 4
 """Fewer float32 numbers than this may agree in two of 2^18 releases by chance."""
-DIRECTIONS, DIRECTIONS_OF_MODELS = 512, 64
-"""Numbers of a style, and of an artifact with more tensors, whose directions are compared: a draw takes milliseconds
-and more."""
+DIRECTIONS_OF_MODELS = 64
+"""Numbers of an artifact with more tensors than styles have, whose directions are compared."""
 PAIRS = 32
 DEVIATIONS = 6.0
 """Correlations of unrelated noise lie within this many standard deviations (two-sided probability 2e-9)."""
@@ -50,9 +50,11 @@ class NoiseChecks:
     """The results of all checks; `states_bits` is log2 of the number of noise vectors that `releases` rule out.
 
     `alike` are the first two equal releases, `correlated` pairs of a run's releases with related noise, `within` are
-    releases of which two numbers have the same noise, `shapes` those whose noise is not Gaussian, `thin` those of which
-    some direction has less noise than the numbers. `seeding` tells whether a release calls `manual_seed`, which keeps
-    32 bits."""
+    releases of which two numbers have the same noise, `shapes` those whose noise is not Gaussian, `of_records` those
+    whose noise or cost depends on the records, `thin` those of which some direction has less noise than the numbers,
+    and `left_out` those where that is sure. Whether it hides too little is for a canary to tell, which those `bounded`
+    have: noise that was projected with the mean that it hides, onto public directions, is sound. `seeding` tells
+    whether a release calls `manual_seed`, which keeps 32 bits."""
 
     releases: int = 0
     alike: tuple[int, int] | None = None
@@ -61,6 +63,9 @@ class NoiseChecks:
     within: Sequence[str] = ()
     shapes: Sequence[str] = ()
     thin: Sequence[str] = ()
+    left_out: Sequence[str] = ()
+    bounded: Sequence[str] = ()
+    of_records: Sequence[str] = ()
     seeding: bool = False
 
     @property
@@ -81,7 +86,8 @@ class NoiseChecks:
         return {
             "noise comes again": self.repeated,
             "noise is not Gaussian, as its cost says": bool(self.shapes),
-            "noise leaves directions out": bool(self.thin),
+            "noise leaves directions out": not set(self.left_out) <= set(self.bounded),
+            "noise depends on the records that it hides": bool(self.of_records),
         }
 
     def line(self) -> str:
@@ -89,7 +95,12 @@ class NoiseChecks:
         said = [f"{pair} have correlated noise" for pair in self.correlated]
         said += [f"two numbers of {release} have the same noise" for release in self.within]
         said += [f"the noise of {release} is not Gaussian" for release in self.shapes]
-        said += [f"some direction of {release} has less noise than its numbers" for release in self.thin]
+        said += [
+            f"some direction of {release} has less noise than its numbers"
+            + (", and a canary" if release in self.bounded else "")
+            for release in self.thin
+        ]
+        said += [f"the noise or cost of {release} changes where its records do" for release in self.of_records]
         if self.alike is not None:
             said.insert(0, "releases {} and {} of the same records are alike".format(*self.alike))
         elif self.states_bits is not None:
@@ -125,10 +136,11 @@ def small(release: Release) -> Release:
     return replace(release, artifact=model.state, sender=replace(release.sender, model=model))
 
 
-def check_messages(
-    runs: Sequence[Release], defense_stack: DefenseStack, place: int, *, releases: int, confidence: float
-) -> NoiseChecks:
-    """Check the noise of the defense at `place` in the releases of one run; `releases` are compared (0: none)."""
+def check_messages(runs: Sequence[Release], site: Site, place: int, *, releases: int, confidence: float) -> NoiseChecks:
+    """Check the noise of the defense at `place` in the releases of one run of a site.
+
+    So many `releases` are compared (0: none)."""
+    defense_stack = site.defense_stack
     alone = replace(defense_stack, defenses=(defense_stack.defenses[place],), name=f"{defense_stack.name}/noise")
     given = [small(one) for one in runs]
     first = given[0]
@@ -136,15 +148,18 @@ def check_messages(
     def sent(name: str, release: Release) -> Tensor:
         return numbers(release.sent(replace(alone, name=f"{alone.name}/{name}"))[0])
 
-    shared = [f"{_named(first)} of two clients"] if _correlated([first, _of_another(first)], sent) else []
+    shared = [f"{named_release(first)} of two clients"] if _correlated([first, _of_another(first)], sent) else []
     within, shapes = _within(runs, alone)
     checks = NoiseChecks(
-        confidence=confidence, correlated=[*_correlated(given, sent), *shared], within=within, shapes=shapes
-    )
+        confidence=confidence, correlated=[*_correlated(given, sent), *shared], within=within, shapes=shapes,
+        of_records=[named_release(one) for one in depend_on_records(site, alone)],
+    )  # fmt: skip
     if not releases or len(sent("size", first)) < FEWEST_NUMBERS:
         return checks
     checks = replace(checks, seeding=seeds(lambda: sent("seed", first)))
-    checks = replace(checks, thin=_thin(runs, alone, draws=releases))
+    least = _least_along(runs, alone, draws=releases)
+    thin, left_out = ([name for name, part in least.items() if part < limit] for limit in (SUSPECT, THIN))
+    checks = replace(checks, thin=thin, left_out=left_out)
     return compared(checks, (sent(f"distinct/{number}", first) for number in range(releases)))
 
 
@@ -165,7 +180,7 @@ def _correlated(releases: Sequence[Release], sent: Callable[[str, Release], Tens
     runs = [[sent(f"correlation/{run}", release) for release in releases] for run in range(2 * PAIRS)]
     drawn = [torch.stack(list(one)) for one in zip(*runs, strict=True)]
     pairs = combinations(zip(releases, [one[:PAIRS] - one[PAIRS:] for one in drawn], strict=True), 2)
-    return [f"{_named(one)} and {_named(other)}" for (one, a), (other, b) in pairs if _related(a, b)]
+    return [f"{named_release(one)} and {named_release(other)}" for (one, a), (other, b) in pairs if _related(a, b)]
 
 
 def _of_another(release: Release) -> Release:
@@ -185,9 +200,9 @@ def _within(releases: Sequence[Release], defense_stack: DefenseStack) -> tuple[l
         read = noise_coordinates(defense_stack, release, uses[0].unit)
         draws, valid = draws_within(release, defense_stack, read)
         if alike(draws, valid):
-            same.append(_named(release))
+            same.append(named_release(release))
         elif all(use.mechanism == "gaussian" for use in uses) and not_gaussian(draws, valid):
-            others.append(_named(release))
+            others.append(named_release(release))
     return same, others
 
 
@@ -198,18 +213,17 @@ def _of_each_slot(releases: Sequence[Release]) -> Iterable[Release]:
     return first.values()
 
 
-def _thin(releases: Sequence[Release], defense_stack: DefenseStack, *, draws: int) -> list[str]:
-    """The releases, the first one of each slot, of which some direction has less noise than the numbers, by at most so
-    many draws."""
-    found = list[str]()
+def _least_along(releases: Sequence[Release], defense_stack: DefenseStack, *, draws: int) -> Mapping[str, float]:
+    """The least noise along any direction of the first release of each slot, as a part of what independent noise has,
+    by at most so many draws."""
+    found = dict[str, float]()
     for release in _of_each_slot(releases):
         artifact, uses = release.sent(defense_stack)
         assert uses
         most = DIRECTIONS if tensors_of(artifact) <= MOST_TENSORS else DIRECTIONS_OF_MODELS
         runs = min(draws, DRAWS_A_NUMBER * min(most, len(numbers(artifact))))
         read = noise_coordinates(defense_stack, release, uses[0].unit)
-        if leaves_directions_out(*draws_within(release, defense_stack, read, runs=runs, most=most)):
-            found.append(_named(release))
+        found[named_release(release)] = least_along(*draws_within(release, defense_stack, read, runs=runs, most=most))
     return found
 
 
@@ -221,7 +235,8 @@ def _related(one: Tensor, other: Tensor) -> bool:
     return bool(found.abs() > DEVIATIONS / math.sqrt(PAIRS * width))
 
 
-def _named(release: Release) -> str:
+def named_release(release: Release) -> str:
+    """What a release is called in a line about its noise."""
     return f"{release.step}/{release.slot} of round {release.sender.clock.round}"
 
 

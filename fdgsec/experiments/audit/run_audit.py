@@ -19,7 +19,7 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.experiments.audit.many_runs import audit_canaries
 from fdgsec.experiments.audit.message_canaries import canaries_of
 from fdgsec.experiments.audit.neighboring_clients import Canary, Release, Site, releases_of, worlds_of
-from fdgsec.experiments.audit.noise_checks import NoiseChecks, check_messages, compared
+from fdgsec.experiments.audit.noise_checks import NoiseChecks, check_messages, compared, named_release
 from fdgsec.experiments.audit.noise_scale import CONFIDENCE, SmallTraining
 from fdgsec.experiments.audit.noise_within import DRAWS, alike
 from fdgsec.experiments.audit.one_run import Canaries, GradientCanaries, MislabelledCanaries, audited, smooth
@@ -247,6 +247,14 @@ def _messages(
     """Audit messages by many runs, over all rounds."""
     guarantee, canaries, releases, uses = message_of(site, config, delta)
     assert guarantee.relation is not None
+    protected = [one for made in releases_of(site) for one in made if one.sent(site.defense_stack)[1]]
+    noise = check_messages(
+        protected, site, place, confidence=plan.confidence,
+        releases=MESSAGES if plan.distinct_releases is None else plan.distinct_releases,
+    )  # fmt: skip
+    if releases[0].step == "share" and (name := named_release(releases[0])) in noise.thin:
+        canaries = canaries_of(site, releases[0], uses, guarantee.unit, thin=True)
+        noise = replace(noise, bounded=[name])
     worlds = [worlds_of(canary, releases, guarantee.relation) for canary in canaries]
     results = []
     for repeat in range(plan.repeats):
@@ -257,11 +265,6 @@ def _messages(
             )
         )  # fmt: skip
         progress.update("repeats", repeat + 1, plan.repeats)
-    protected = [one for made in releases_of(site) for one in made if one.sent(site.defense_stack)[1]]
-    noise = check_messages(
-        protected, site.defense_stack, place, confidence=plan.confidence,
-        releases=MESSAGES if plan.distinct_releases is None else plan.distinct_releases,
-    )  # fmt: skip
     words = "; then ".join(canary.words for canary in canaries)
     return Audited(
         guarantee=guarantee, canary=words, runs=2 * plan.runs * len(canaries), results=results, noise=noise,

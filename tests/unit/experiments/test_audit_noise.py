@@ -106,8 +106,33 @@ def test_a_single_direction_without_noise_is_found(broken: str, tmp_path: Path, 
 
     found = json.loads((tmp_path / "audit.json").read_text())
     assert found["images"] == 12
-    assert (THIN in found["faults"]) == bool(broken)
-    assert bool(found["faults"]) == bool(broken)
+    assert found["faults"] == ([BOUND] if broken else [])
+    assert ("the direction with the least noise" in found["canary"]) == bool(broken)
+
+
+@pytest.mark.medium
+def test_noise_that_is_projected_with_the_mean_that_it_hides_is_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(DEFENSES, "private-styles", "tests.support.broken_defenses:StylesInAPublicSubspace")  # type: ignore[arg-type]
+    options = ["--per-domain", "20", "--image-size", "32", "--runs", "60", "--distinct-releases", "1536"]
+
+    assert main(["audit", "--target", "ccst-overall", "--images", "12", "--out", str(tmp_path), *options]) == 0
+
+    found = json.loads((tmp_path / "audit.json").read_text())
+    assert found["faults"] == []
+    assert "some direction of share/style of round 0 has less noise than its numbers, and a canary" in found["noise"]
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("broken", ["StylesClippedAtTheirMedian", "StylesWithNoiseOfTheirOwnSpread"])
+def test_noise_that_depends_on_the_records_is_found(broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(DEFENSES, "private-styles", f"tests.support.broken_defenses:{broken}")  # type: ignore[arg-type]
+
+    found = audit(
+        tmp_path, "ccst-overall", "private-styles:epsilon=4", "--runs 20 --distinct-releases 0 --encoder mini"
+    )
+
+    assert found["code"] == 1
+    assert "noise depends on the records that it hides" in str(found["faults"])
 
 
 @pytest.mark.slow
