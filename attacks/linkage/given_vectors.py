@@ -15,8 +15,12 @@ which are linked to clean ones, or on "both", with independent draws. Distances 
 * `vectors in own units`: the same, after each vector was centered and scaled by itself.
 * `whitened`: that of `standardized apart` where the vectors of both releases are white, by a covariance that is shrunk
   as Ledoit and Wolf (2004) do: what many coordinates share and every session draws anew (light, a scanner) counts as
-  one direction among many. Who belongs to whom is not used."""
+  one direction among many. Who belongs to whom is not used.
+* `equal numbers` (two different releases, without noise): minus the number of coordinates that are the same in both
+  vectors up to float32's precision, and in no other pair of vectors. Noise on all numbers but one, which was forgotten,
+  leaves no distance that tells clients apart."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -35,6 +39,8 @@ from fdgsec.threats.attack import Case, PositiveControl, Truth
 from fdgsec.threats.positive_control_data import upload
 
 SPREAD = "median over columns of the standard deviation between clients (n-1)"
+SAME = 2.0**-22
+"""Relative difference of two numbers that are one number: float32 rounds by up to a quarter of it."""
 CLIENTS, CHANNELS, TELLING = 12, 64, 6
 """The positive control: clients, channels, and how many means and stds tell clients apart."""
 
@@ -53,6 +59,7 @@ def link_releases(population: Population, ring: torch.Generator | None = None) -
         shapes = _standardized_apart(_in_own_units(numbers), [first, second])
         distances["vectors in own units"] = euclidean_distances(shapes, seen, second)
         distances["whitened"] = euclidean_distances(_whitened(each), seen, second)
+        distances["equal numbers"] = _equal_numbers(*(torch.stack([numbers[n] for n in part]) for part in (seen, second)))
     answers: list[Answer] = []
     for name, apart in distances.items():
         answers += rankings(known, {"distance": name, "noise": "none"}, apart, descriptive=known.unchanged)
@@ -122,6 +129,16 @@ def _whitened(numbers: Mapping[int, Tensor]) -> Mapping[int, Tensor]:
     if not bool((rows != rows[0]).any()):
         return numbers
     return dict(zip(numbers, fit_whitening(rows)(rows), strict=True))
+
+
+def _equal_numbers(first: Tensor, second: Tensor) -> Tensor:
+    """Minus the number of coordinates on which a first vector (n, D) agrees with a second one (m, D), and neither with
+    another one: (n, m). What several have, as a std that was cut at 0, tells nobody apart."""
+    agreement = torch.zeros(len(first), len(second), dtype=torch.float64)
+    for ones, others in zip(first.T, second.T, strict=True):
+        same = torch.isclose(ones.unsqueeze(1), others.unsqueeze(0), rtol=SAME, atol=0.0)
+        agreement += same & (same.sum(1, keepdim=True) == 1) & (same.sum(0, keepdim=True) == 1)
+    return -agreement
 
 
 def _in_own_units(numbers: Mapping[int, Tensor]) -> dict[int, Tensor]:

@@ -221,12 +221,30 @@ DESCRIPTIVE = (
 
 
 def chosen(attack: str, rows: Sequence[Measurement]) -> tuple[Measurement, Choice] | None:
-    """The judged row that stands for an attack: of those in the table, in its order, the first that is flagged, else
-    the first; of an attack that is not in it, the same of all rows. None without such a row: what an attack of the
-    table measures besides may be about something that nobody sent."""
+    """The judged row that stands for an attack: of those in the table, in its order, the first that is flagged (by the
+    most telling distance), else the first; of an attack that is not in it, the same of all rows. None without such a
+    row: what an attack of the table measures besides may be about something that nobody sent."""
     judged = [row for row in rows if row.judged]
     if attack in HEADLINES:
         fitting = [(row, choice) for choice in HEADLINES[attack].choices for row in judged if choice.fits(row)]
     else:
         fitting = [(row, Choice(measurement=row.name, says="{name} {numbers}")) for row in judged]
-    return next((found for found in fitting if found[0].leaks), next(iter(fitting), None))
+    flagged = next((found for found in fitting if found[0].leaks), None)
+    return next(iter(fitting), None) if flagged is None else _most_telling(flagged, fitting)
+
+
+def _most_telling(
+    first: tuple[Measurement, Choice], fitting: Sequence[tuple[Measurement, Choice]]
+) -> tuple[Measurement, Choice]:
+    """Of rows that differ from the first flagged one in the distance alone, that whose interval is highest."""
+
+    def but_distance(row: Measurement) -> Mapping[str, object]:
+        return {name: value for name, value in row.slice.items() if name != "distance"}
+
+    def telling(found: tuple[Measurement, Choice]) -> float:
+        low, high = found[0].low or 0.0, found[0].high or 0.0
+        return low if found[0].higher_is == "leak" else -high
+
+    wanted, choice = first
+    alike = [found for found in fitting if found[1] is choice and found[0].leaks and found[0].name == wanted.name]
+    return max((found for found in alike if but_distance(found[0]) == but_distance(wanted)), key=telling)

@@ -155,6 +155,26 @@ def test_what_every_session_draws_anew_hides_none(clients: int):
     assert row.verdict.startswith("leaks")
 
 
+@pytest.mark.parametrize("rounded", [False, True])
+def test_one_number_that_comes_again_links_everybody(rounded: bool):
+    """Noise of 20 standard deviations on all others, one of which is 0 for everybody."""
+    draws = np.random.default_rng(1)
+    client = draws.lognormal(0, 0.3, (200, 64))
+    client[:, 9] = 0.0
+    one, other = (client + np.where(np.arange(64) == 5, 0, draws.normal(0, 6, client.shape)) for _ in range(2))
+    one[:, 9] = other[:, 9] = 0.0
+    one[:, 32:], other[:, 32:] = one[:, 32:].clip(0), other[:, 32:].clip(0)
+
+    rows = measured(one, other.astype(np.float32).astype(float) if rounded else other)
+
+    plain = hits(rows, distance="plain", noise="none").value
+    assert plain is not None
+    assert plain < 0.1
+    row = hits(rows, distance="equal numbers", noise="none")
+    assert row.value == 1.0
+    assert row.verdict.startswith("leaks")
+
+
 @pytest.mark.medium
 def test_two_releases_are_linked_as_numpy_links_them():
     vectors = client_vectors(60, 32)
