@@ -41,7 +41,7 @@ Row = Mapping[str, Any]
 
 
 def table(rows: Sequence[Row]) -> str:
-    """One line per arm: each unseen domain's accuracy, their mean, own domains, and the differences to FedAvg and to CCST.
+    """One line per arm: each unseen domain's accuracy, their mean, own domains, and the differences to FedAvg and CCST.
 
     An arm has a mean once it has every domain. Raises DataError for two cells of one arm, domain and seed: they are
     runs of different settings."""

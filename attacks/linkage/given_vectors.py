@@ -20,7 +20,6 @@ which are linked to clean ones, or on "both", with independent draws. Distances 
   vectors up to float32's precision, and in no other pair of vectors. Noise on all numbers but one, which was forgotten,
   leaves no distance that tells clients apart."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -59,7 +58,8 @@ def link_releases(population: Population, ring: torch.Generator | None = None) -
         shapes = _standardized_apart(_in_own_units(numbers), [first, second])
         distances["vectors in own units"] = euclidean_distances(shapes, seen, second)
         distances["whitened"] = euclidean_distances(_whitened(each), seen, second)
-        distances["equal numbers"] = _equal_numbers(*(torch.stack([numbers[n] for n in part]) for part in (seen, second)))
+        both = (torch.stack([numbers[n] for n in part]) for part in (seen, second))
+        distances["equal numbers"] = _equal_numbers(*both)
     answers: list[Answer] = []
     for name, apart in distances.items():
         answers += rankings(known, {"distance": name, "noise": "none"}, apart, descriptive=known.unchanged)

@@ -101,7 +101,7 @@ Workers = Annotated[
     int | None,
     typer.Option(
         "--workers", min=1, help="Processes that share out the attacks; same result.",
-        show_default="2 where there are as many cores",
+        show_default="2 with as many cores and 4 GiB free",
     ),
 ]  # fmt: skip
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would run, and stop.")]
