@@ -102,12 +102,10 @@ def _check_costs_of_others(defense: Defense, method: Method, stack: DefenseStack
         return
     client, clock = four_clients()[0], Clock(round=0, rounds=2, participants=CLIENT_NAMES)
     count = len(client.data)
-    worlds = [client.data, *(
-        with_records_replaced(client.data, kept, content)
-        for kept, content in ((torch.arange(count) % 2 == 0, "black"), (torch.zeros(count, dtype=torch.bool), "noise"))
-    )]  # fmt: skip
+    half, none = torch.arange(count) % 2 == 0, torch.zeros(count, dtype=torch.bool)
+    changed = [with_records_replaced(client.data, half, "black"), with_records_replaced(client.data, none, "noise")]
     costs = []
-    for data in worlds:
+    for data in (client.data, *changed):
         member = replace(client, data=data)
         rng = stream(0, "world", "cost of a release")
         shared, state = method.share(member, model=start, state={}, clock=clock, rng=rng)

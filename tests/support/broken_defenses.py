@@ -335,6 +335,7 @@ class StylesClippedAtTheirMedian(StylesFromA32BitSeed):
     """Clips at the median length of the client's own images, without noise on the median."""
 
     def _mean(self, outgoing: Outgoing, frame: Frame, rng: SecretStream) -> Protected:
+        assert isinstance(frame.region, Ball)
         rows = frame.released_statistic.about(outgoing.sender.records, frame.about)
         lengths = ((rows - frame.region.center) / frame.region.scale).norm(dim=1)
         region = replace(frame.region, bound=float(lengths.median()))

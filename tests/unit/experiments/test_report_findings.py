@@ -106,9 +106,8 @@ def test_the_row_that_stands_for_an_attack_is_the_first_declared_and_not_the_lar
 
 
 def test_of_the_distances_of_one_linkage_the_most_telling_stands_for_it():
-    given = {"clients": "given", "noise": "none", "data": "another release"}
     calm, weak, strong = (
-        row("top1", value, value - 0.02, value + 0.02, chance, distance=name, **given)
+        row("top1", value, value - 0.02, value + 0.02, chance, distance=name, noise="none", data="another release")
         for name, value, chance in (("plain", 0.05, 0.04), ("whitened", 0.3, 0.04), ("equal numbers", 0.9, 0.04))
     )
 
