@@ -65,11 +65,11 @@ CCST's pooled style, at which no list is exact."""
 MEASURED: Mapping[tuple[str, str], str] = {
     ("ccst-overall", "private-styles:epsilon=8"): (
         "set-reconstruction: AUC .60 [.56, .63], baseline .50 (without it 1.00); membership: AUC .57 [.55, .59], "
-        "baseline .50 (without it .999); linkage: top-1 rate .30 [.14, .49], baseline .03 (without it 1.00)"
+        "baseline .50 (without it .999); linkage: top-1 rate .43 [.23, .63], baseline .03 (without it 1.00)"
     ),
     ("ccst-overall", "style-noise:p=0.1,scale=1"): (
         "set-reconstruction: AUC .60 [.56, .64], baseline .50 (without it 1.00); membership: AUC .59 [.58, .61], "
-        "baseline .50 (without it .999); linkage: top-1 rate .40 [.21, .59], baseline .03 (without it 1.00)"
+        "baseline .50 (without it .999); linkage: top-1 rate .90 [.59, .98], baseline .03 (without it 1.00)"
     ),
     ("ccst-single", "private-styles:epsilon=8"): (
         "reidentification: top-5 rate .02 [.01, .03], baseline .01 (without it 1.00); membership: AUC .55 [.51, "
@@ -81,32 +81,29 @@ MEASURED: Mapping[tuple[str, str], str] = {
         "it 9.50)"
     ),
     ("stablefdg", "private-styles:epsilon=8"): (
-        "set-reconstruction: precision .11 [.08, .30], baseline .05 (without it 1.00); membership: AUC .59 [.57, "
-        ".61], baseline .50 (without it .91); linkage: top-1 rate .27 [.12, .46], baseline .03 (without it 1.00)"
+        "set-reconstruction: precision .11 [.07, .30], baseline .05 (without it 1.00); membership: AUC .59 [.57, "
+        ".61], baseline .50 (without it .91); linkage: top-1 rate .37 [.18, .56], baseline .03 (without it 1.00)"
     ),
     ("stablefdg", "style-noise:p=0.1,scale=500"): (
         "set-reconstruction: exact lists 0 [0, .22], baseline <.001 (without it 1.00); membership: AUC .49 [.47, "
         ".52], baseline .50 (without it .91); linkage: top-1 rate 0 [0, .12], baseline .03 (without it 0)"
     ),
     ("fisc", "private-styles:epsilon=8"): (
-        "set-reconstruction: AUC .60 [.56, .63], baseline .50 (without it, in other rows: exact lists 1.00); "
-        "membership: AUC .57 [.55, .59], baseline .50 (without it .76); linkage: top-1 rate .30 [.14, .49], "
-        "baseline .03 (without it, in other rows: median rank 6.00)"
+        "set-reconstruction: AUC .60 [.56, .63], baseline .50 (without it 1.00); membership: AUC .57 [.55, .59], "
+        "baseline .50 (without it .76); linkage: top-1 rate .43 [.23, .63], baseline .03 (without it 1.00)"
     ),
     ("fisc", "style-noise:p=0.1,scale=100"): (
         "set-reconstruction: exact lists 0 [0, .22], baseline <.001 (without it 1.00); membership: AUC .50 [.48, "
-        ".53], baseline .50 (without it .76); linkage: top-1 rate .03 [.001, .17], baseline .03 (without it, in "
-        "other rows: median rank 6.00)"
+        ".53], baseline .50 (without it .76); linkage: top-1 rate .03 [.001, .17], baseline .03 (without it .03)"
     ),
     ("fedalign", "private-styles:epsilon=8"): (
-        "reidentification: median rank 330.50 [302.00, 363.00], baseline 425.50 (without it, in other rows: top-1"
-        " rate 1.00); membership: AUC .49 [.47, .51], baseline .50 (without it 1.00); linkage: top-1 rate 0 [0, "
-        ".12], baseline .03 (without it, in other rows: top-1 rate .47)"
+        "reidentification: median rank 330.50 [302.00, 363.00], baseline 425.50 (without it 1.00); membership: AUC"
+        " .49 [.47, .51], baseline .50 (without it 1.00); linkage: top-1 rate 0 [0, .12], baseline .03 (without it"
+        " 0)"
     ),
     ("fedalign", "style-noise:p=0.1,scale=1"): (
-        "reidentification: top-1 rate .04 [.01, .12], baseline .001 (without it, in other rows: top-1 rate 1.00);"
-        " membership: AUC .55 [.52, .57], baseline .50 (without it, in other rows: AUC 1.00); linkage: top-1 rate"
-        " 0 [0, .12], baseline .03 (without it, in other rows: top-1 rate .47)"
+        "reidentification: top-1 rate .01 [.004, .02], baseline .001 (without it 1.00); membership: AUC .55 [.52, "
+        ".57], baseline .50 (without it 1.00); linkage: top-1 rate 0 [0, .12], baseline .03 (without it 0)"
     ),
 }
 """What is left, by target and defense: the rows of `benchmarks/what_is_left.py`."""
