@@ -31,6 +31,8 @@ MOST = 16
 """Images of the client that is looked at: enough for means, variances and counts of classes to move."""
 ROUNDS = 2
 """Rounds that a client takes part in: what it remembers of the first is used in the second."""
+STEPS = 2
+"""Movements of the network in place of each training: methods average over steps, or divide by their number."""
 ANSWERED = 2
 """Replacements under which losses and gradients are compared too, which costs passes of the network."""
 Content = Literal["black", "noise"]
@@ -54,8 +56,8 @@ class _Call:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Witness:
-    """A trainer that moves the network at random, the same way whatever it is trained on, and keeps what it was called
-    with: a network that stayed where it was would hide what a method makes of the difference."""
+    """A trainer that moves the network at random STEPS times, the same way whatever it is trained on, and keeps what it
+    was called with: a network that stayed where it was would hide what a method makes of the difference."""
 
     calls: list[_Call] = field(default_factory=list)
 
@@ -74,7 +76,7 @@ class _Witness:
         on_step: Callable[[int, float], None] | None = None,
     ) -> dict[str, float]:
         """Keep the arguments, and move the network."""
-        del rng, on_step
+        del rng
         groups = [] if optimizer is None else optimizer.param_groups
         told = [{name: value for name, value in group.items() if name != "params"} for group in groups]
         self.calls.append(
@@ -84,9 +86,12 @@ class _Witness:
                 settings=f"{plan!r}, {type(optimizer).__name__} {told!r}, {round} of {rounds}",
             )
         )  # fmt: skip
-        with torch.no_grad():
-            disturb(model, stream(0, "world", "record preparation", "movement", len(self.calls)))
-        return {"steps": 0.0}
+        for step in range(1, STEPS + 1):
+            with torch.no_grad():
+                disturb(model, stream(0, "world", "record preparation", "movement", len(self.calls), step))
+            if on_step is not None:
+                on_step(step, math.nan)  # as the private trainer does, which tells no loss
+        return {"steps": float(STEPS)}
 
 
 def check_preparation(method: Method, client: Client, *, model: GlobalModel, inbox: Inbox, clock: Clock) -> None:

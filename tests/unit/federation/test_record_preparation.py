@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from fdgsec.federation.record_preparation import mixed_records
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import Batch, TrainingSet
-from fdgsec.nn.training.training_loop import Objective
+from fdgsec.nn.training.training_loop import Objective, Trainer
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.privacy.dp_sgd import PrivateTrainingError
 from fdgsec.testing import BrokenPromiseError, check_method
@@ -237,7 +238,47 @@ def test_a_method_whose_records_meet_before_training_is_found(method: Callable[.
         check_method(method())
 
 
-@pytest.mark.parametrize("method", [FedAvg(), Plain()], ids=["bundled", "plug-in"])
+@dataclass(frozen=True, kw_only=True)
+class PerStep(Plain):
+    """Sends its change divided by the number of its steps, as FedNova does."""
+
+    def fit(
+        self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Update, State]:
+        update, state = super().fit(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
+        old, new = model.state.tensors(), update.artifacts["model"].tensors()
+        steps = update.metrics["steps"]
+        entries = {name: old[name] + (value - old[name]) / steps for name, value in new.items()}
+        return replace(update, artifacts={"model": model.with_state(entries).state}), state
+
+
+@dataclass(frozen=True, kw_only=True)
+class Averaged(Plain):
+    """Sends the mean of the network over its steps, and remembers it."""
+
+    def fit(
+        self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Update, State]:
+        found = dict[str, list[Tensor]]()
+        trained = client.trainer
+
+        def noting(network: Classifier, *given: Any, **named: Any) -> Any:
+            def note(_step: int, _loss: float) -> None:
+                for name, value in network.named_parameters():
+                    found.setdefault(name, []).append(value.detach().clone())
+
+            return trained(network, *given, **{**named, "on_step": note})
+
+        member = replace(client, trainer=cast("Trainer", noting))
+        update, state = super().fit(member, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
+        means = {name: torch.stack(values).mean(0) for name, values in found.items()}
+        entries = {**update.artifacts["model"].tensors(), **means}
+        return replace(update, artifacts={"model": model.with_state(entries).state}), {**state, **entries}
+
+
+@pytest.mark.parametrize(
+    "method", [FedAvg(), Plain(), PerStep(), Averaged()], ids=["bundled", "plug-in", "per step", "averaged"]
+)
 def test_a_method_that_prepares_each_image_by_itself_is_not_blamed(method: FedAvg):
     assert found(method) == ""
 
