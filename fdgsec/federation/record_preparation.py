@@ -109,28 +109,44 @@ def mixed_records(method: Method, client: Client, *, model: GlobalModel, inbox: 
 
     Up to MOST images are prepared as they are and again with some replaced: for each binary digit of their numbers,
     those that have it, by black ones of one class, and those that do not, by noise and other classes, so that each
-    image is once kept while any given other one is replaced. Each time the client takes part in this round and the
-    next, with what it remembers; what it receives is the same. Nothing is trained: the network is moved at random, the
-    same way each time. Compared are the images and labels of records that were not replaced, the network that training
-    starts from, its plan, its optimizer and what is trained beside it, the losses and gradients of these records there
-    and near by, and what the method makes of the moved network. Not found: what changes with other numbers of images
-    alone, in rounds after the next alone, and in training that does not call the trainer
+    image is once kept while any given other one is replaced; of validation images, which no cost covers, all are. Each
+    time the client takes part in this round and the next, with what it remembers; what it receives is the same. Nothing
+    is trained: the network is moved at random, the same way each time. Compared are the images and labels of records
+    that were not replaced, the network that training starts from, its plan, its optimizer and what is trained beside
+    it, the losses and gradients of these records there and near by, and what the method makes of the moved network.
+    Where there are more images, all of them are then prepared for one round, with and without all but some of one class
+    replaced. Not found: what changes in rounds after the next alone, and in training that does not call the trainer
     (fdgsec.federation.dp_sgd_joint)."""
     if not len(client.data):
         return ""
     count = min(len(client.data), MOST)
     part = client.data.subset(torch.linspace(0, len(client.data) - 1, count).round().long())
-    usual = _prepared(method, client, part, model=model, inbox=inbox, clock=clock)
+    usual = _prepared(method, client, part, model=model, inbox=inbox, clock=clock, rounds=ROUNDS)
     if not any(calls for calls, _ in usual):
         return ""
     for number, (kept, content) in enumerate(_replacements(count)):
-        changed = with_records_replaced(part, kept, content)
-        other = _prepared(method, client, changed, model=model, inbox=inbox, clock=clock)
-        for once, again in zip(usual, other, strict=True):
-            reason = _difference(once, again, kept, answered=number < ANSWERED)
-            if reason:
+        other = _with_others(client, part, kept, content)
+        found = _prepared(method, other, other.data, model=model, inbox=inbox, clock=clock, rounds=ROUNDS)
+        for once, again in zip(usual, found, strict=True):
+            if reason := _difference(once, again, kept, answered=number < ANSWERED):
                 return reason
-    return ""
+    if len(client.data) == count:
+        return ""
+    kept = client.data.labels == client.data.labels[clock.round % len(client.data)]  # else no class would be missing
+    kept &= kept.cumsum(0) <= MOST
+    other = _with_others(client, client.data, kept, "black")
+    (once,), (again,) = (
+        _prepared(method, one, one.data, model=model, inbox=inbox, clock=clock, rounds=1) for one in (client, other)
+    )
+    return _difference(once, again, kept, answered=True)
+
+
+def _with_others(client: Client, data: DomainDataset, kept: Tensor, content: Content) -> Client:
+    """The client with these images, of which those not `kept` (n,) are replaced, and so are all validation images."""
+    validation = client.validation
+    if validation is not None:
+        validation = with_records_replaced(validation, torch.zeros(len(validation), dtype=torch.bool), content)
+    return replace(client, data=with_records_replaced(data, kept, content), validation=validation)
 
 
 def _replacements(count: int) -> Iterator[tuple[Tensor, Content]]:
@@ -147,13 +163,13 @@ _Round = tuple[Sequence[_Call], Mapping[str, Artifact]]
 
 
 def _prepared(
-    method: Method, client: Client, data: DomainDataset, *, model: GlobalModel, inbox: Inbox, clock: Clock
+    method: Method, client: Client, data: DomainDataset, *, model: GlobalModel, inbox: Inbox, clock: Clock, rounds: int
 ) -> Sequence[_Round]:
     """What the trainer of a client with these images is called with in each round, and the models that it sends."""
     state: State = {}
     found = []
-    for number in range(ROUNDS):
-        now = replace(clock, round=clock.round + number, rounds=max(clock.rounds, clock.round + ROUNDS))
+    for number in range(rounds):
+        now = replace(clock, round=clock.round + number, rounds=max(clock.rounds, clock.round + rounds))
         witness, rng = _Witness(), stream(0, "world", "record preparation", client.name, number)
         member = replace(client, data=data, trainer=witness)
         if method.shares == "every" or (method.shares == "once" and number == 0):
@@ -165,7 +181,7 @@ def _prepared(
 
 
 def with_records_replaced(data: DomainDataset, kept: Tensor, content: Content) -> DomainDataset:
-    """The same names, with other pictures and other classes where images are not `kept` (n,) bool."""
+    """The same names, with other pictures, classes and domains where images are not `kept` (n,) bool."""
     pixels, rng = data.pixels().clone(), stream(0, "world", "record preparation", content)
     fresh, other = torch.zeros_like(pixels), torch.zeros_like(data.labels)
     if content == "noise":
@@ -173,7 +189,8 @@ def with_records_replaced(data: DomainDataset, kept: Tensor, content: Content) -
         other = (data.labels + 1) % max(len(data.class_names), 1)
     pixels[~kept] = fresh[~kept]
     labels = torch.where(kept, data.labels, other)
-    return replace(data, store=pixels, rows=torch.arange(len(pixels)), labels=labels)
+    domains = torch.where(kept, data.domains, (data.domains + 1) % max(len(data.domain_names), 1))
+    return replace(data, store=pixels, rows=torch.arange(len(pixels)), labels=labels, domains=domains)
 
 
 def _difference(usual: _Round, other: _Round, kept: Tensor, *, answered: bool) -> str:
@@ -193,7 +210,7 @@ def _difference(usual: _Round, other: _Round, kept: Tensor, *, answered: bool) -
             _same_state(one.network.state_dict(), two.network.state_dict()) and _same_state(one.beside, two.beside)
         ):
             return "the network that training starts from changes where images do"
-        if answered and len(entries) and not _same_answers(_answers(one, entries), _answers(two, again)):
+        if answered and len(entries) and not _same_answers(_answers(one, entries[:MOST]), _answers(two, again[:MOST])):
             return "the loss or gradient of an image changes where other images do"
     if sent.keys() != resent.keys() or any(
         not _same_state(sent[name].tensors(), resent[name].tensors()) for name in sent

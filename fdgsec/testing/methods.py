@@ -22,7 +22,15 @@ from fdgsec.federation.release_declarations import ROUND_LOOP, Release
 from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.secret_streams import simulated_stream
 from fdgsec.testing.contracts import UNTOUCHED, check_frozen, expect, nothing_kept, same
-from fdgsec.testing.small_federation import CLIENTS, Outcome, Passed, federated, small_clients, start_of
+from fdgsec.testing.small_federation import (
+    CLIENTS,
+    Outcome,
+    Passed,
+    federated,
+    large_client,
+    small_clients,
+    start_of,
+)
 
 DECLARED = "what is sent is what is declared"
 """The promise that releases name every artifact."""
@@ -122,7 +130,7 @@ def _check_records_apart(method: Method, members: Sequence[Client]) -> None:
     inboxes: Mapping[str, Inbox] = {}
     if shared:
         inboxes, _ = method.combine(shared, server={}, clock=clock, rng=simulated_stream(0, "records apart"))
-    for client, when in product(members, (clock, late)):
+    for client, when in [*product(members, (clock, late)), (large_client(), clock)]:
         reason = mixed_records(method, client, model=model, inbox=inboxes.get(client.name, {}), clock=when)
         expect(not reason, APART, f"{reason} ({client.name}, round {when.round})")
 

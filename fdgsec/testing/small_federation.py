@@ -108,6 +108,11 @@ def small_clients(count: int) -> list[Client]:
     return [_client(number, part) for number, part in enumerate(halves)]
 
 
+def large_client() -> Client:
+    """A client of about a hundred images of two domains: some methods do with many images what they do not with few."""
+    return _client(0, shapes(image_size=32, per_domain=64).subset(torch.arange(128)))
+
+
 @cache
 def _drawn() -> DomainDataset:
     return shapes(image_size=32, per_domain=42)

@@ -76,7 +76,7 @@ def test_private_styles_are_compared_with_public_ones_too():
     rows = [row("fedavg", "a", 0.5), row("ccst", "a", 0.7), row("private-8", "a", 0.6)]
 
     assert difference(rows, "private-8", "ccst") == pytest.approx((-10, -23.148, 3.148), abs=0.001)
-    assert "| +10.0 [-3.7, +23.7] | -10.0 [-23.2, +3.2] | 2 |" in table(rows).splitlines()[-1]
+    assert "| +10.0 [-3.7, +23.7] | -10.0 [-23.1, +3.1] | 2 |" in table(rows).splitlines()[-1]
 
 
 def test_own_domains_are_unknown_where_a_cell_has_none():

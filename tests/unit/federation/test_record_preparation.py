@@ -22,7 +22,7 @@ from fdgsec.nn.training.training_loop import Objective, Trainer
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.privacy.dp_sgd import PrivateTrainingError
 from fdgsec.testing import BrokenPromiseError, check_method
-from fdgsec.testing.small_federation import CLIENTS, four_clients, start_of
+from fdgsec.testing.small_federation import CLIENTS, four_clients, large_client, start_of
 
 CLOCK = Clock(round=0, rounds=1, participants=tuple(f"client:{number}" for number in range(CLIENTS)))
 
@@ -136,6 +136,29 @@ class RateByClasses(Plain):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RateByDomains(Plain):
+    """Takes smaller steps the more domains the client's images are of."""
+
+    def fit(
+        self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Update, State]:
+        plan = replace(self.plan, learning_rate=self.plan.learning_rate / len(client.data.domains.unique()))
+        one = replace(self, plan=plan)
+        return FedAvg.fit(one, client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RateByClassesOfMany(RateByClasses):
+    """The same, from fifty images on."""
+
+    def fit(
+        self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Update, State]:
+        fit = RateByClasses.fit if len(client.data) >= 50 else FedAvg.fit
+        return fit(self, client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Damped(Plain):
     """Sends a point between the received and the trained network: by the classes it has."""
 
@@ -160,6 +183,17 @@ class LineSearch(Damped):
     def share_of(self, client: Client, network: Classifier) -> float:
         losses = functional.cross_entropy(network.eval()(as_float(client.data.pixels())), client.data.labels)
         return float(losses.neg().exp())
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOnValidation(Damped):
+    """The same, by the loss on validation images, which are the client's too."""
+
+    @torch.no_grad()
+    def share_of(self, client: Client, network: Classifier) -> float:
+        assert client.validation is not None
+        pixels = as_float(client.validation.pixels())
+        return float(functional.cross_entropy(network.eval()(pixels), client.validation.labels).neg().exp())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,6 +255,8 @@ FAULTS: list[tuple[Callable[..., FedAvg], str]] = [
     (MixHalves, "what it trains on of an image changes where other images do"),
     (RateByClasses, "its plan of training changes where images do"),
     (Damped, "what it makes of a trained network changes where images do"),
+    (RateByDomains, "its plan of training changes where images do"),
+    (SearchOnValidation, "what it makes of a trained network changes where images do"),
     (LineSearch, "what it makes of a trained network changes where images do"),
     (RememberedClasses, "the loss or gradient of an image changes where other images do"),
     (ReversedGradient, "the loss or gradient of an image changes where other images do"),
@@ -229,6 +265,16 @@ FAULTS: list[tuple[Callable[..., FedAvg], str]] = [
 
 def found(method: Method) -> str:
     return mixed_records(method, four_clients()[0], model=start_of(method), inbox={}, clock=CLOCK)
+
+
+def test_a_method_that_does_it_with_many_images_alone_is_found():
+    method = RateByClassesOfMany()
+
+    assert found(method) == ""
+    reason = mixed_records(method, large_client(), model=start_of(method), inbox={}, clock=CLOCK)
+    assert reason == "its plan of training changes where images do"
+    with pytest.raises(BrokenPromiseError, match=reason):
+        check_method(method)
 
 
 @pytest.mark.parametrize(("method", "reason"), FAULTS, ids=[method.__name__ for method, _ in FAULTS])
