@@ -115,8 +115,8 @@ def mixed_records(method: Method, client: Client, *, model: GlobalModel, inbox: 
     that were not replaced, the network that training starts from, its plan, its optimizer and what is trained beside
     it, the losses and gradients of these records there and near by, and what the method makes of the moved network.
     Where there are more images, all of them are then prepared for one round, with and without all but some of one class
-    replaced. Not found: what changes in rounds after the next alone, and in training that does not call the trainer
-    (fdgsec.federation.dp_sgd_joint)."""
+    replaced. Not found: what an optimizer that the method hands over holds or adds in its step, what changes in rounds
+    after the next alone, and in training that does not call the trainer (fdgsec.federation.dp_sgd_joint)."""
     if not len(client.data):
         return ""
     count = min(len(client.data), MOST)
