@@ -31,6 +31,8 @@ MOST = 16
 """Images of the client that is looked at: enough for means, variances and counts of classes to move."""
 ROUNDS = 2
 """Rounds that a client takes part in: what it remembers of the first is used in the second."""
+GRADIENT = 0.01
+"""Standard deviation of the gradients under which an optimizer is tried, small beside what it may add of its own."""
 STEPS = 2
 """Movements of the network in place of each training: methods average over steps, or divide by their number."""
 ANSWERED = 2
@@ -44,7 +46,10 @@ TOLERANCE = 1e-5
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Call:
     """What a method handed to its trainer: copies of the network, the objective and what is trained beside them, as
-    they were, and `settings` in which numbers of the client's images have no place."""
+    they were, and `settings` in which numbers of the client's images have no place.
+
+    `held` is what an optimizer of the method's own remembers, by the names of the parameters, and `moved` by how much
+    its steps move these under the same gradients."""
 
     network: Classifier
     data: TrainingSet
@@ -52,6 +57,8 @@ class _Call:
     plan: TrainingPlan
     beside: Mapping[str, Tensor]
     settings: str
+    held: Mapping[str, Tensor]
+    moved: Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -77,21 +84,61 @@ class _Witness:
     ) -> dict[str, float]:
         """Keep the arguments, and move the network."""
         del rng
-        groups = [] if optimizer is None else optimizer.param_groups
-        told = [{name: value for name, value in group.items() if name != "params"} for group in groups]
+        others = {str(place): one for place, one in enumerate(beside)}
+        begun = deepcopy(model), {name: one.detach().clone() for name, one in others.items()}
+        names = {id(one): name for name, one in [*others.items(), *model.named_parameters()]}
+        options, held, moved = _of_optimizer(optimizer, names)
+        number = len(self.calls)
         self.calls.append(
             _Call(
-                network=deepcopy(model), data=data, objective=deepcopy(objective), plan=plan,
-                beside={str(place): one.detach().clone() for place, one in enumerate(beside)},
-                settings=f"{plan!r}, {type(optimizer).__name__} {told!r}, {round} of {rounds}",
+                network=begun[0], data=data, objective=deepcopy(objective), plan=plan, beside=begun[1],
+                settings=f"{plan!r}, {options}, {round} of {rounds}", held=held, moved=moved,
             )
         )  # fmt: skip
         for step in range(1, STEPS + 1):
+            if optimizer is not None:
+                _step(optimizer, names, stream(0, "world", "record preparation", "gradients", number, step), moved)
             with torch.no_grad():
-                disturb(model, stream(0, "world", "record preparation", "movement", len(self.calls), step))
+                disturb(model, stream(0, "world", "record preparation", "movement", number, step))
             if on_step is not None:
                 on_step(step, math.nan)  # as the private trainer does, which tells no loss
         return {"steps": float(STEPS)}
+
+
+def _of_optimizer(
+    optimizer: torch.optim.Optimizer | None, names: Mapping[int, str]
+) -> tuple[str, dict[str, Tensor], dict[str, Tensor]]:
+    """The options of an optimizer with the names of what it trains, the tensors that it remembers, and an empty memo of
+    its movements."""
+    if optimizer is None:
+        return "no optimizer", {}, {}
+    told, held = [type(optimizer).__name__], dict[str, Tensor]()
+    for group in optimizer.param_groups:
+        parameters = [names.get(id(one), "another") for one in group["params"]]
+        told.append(repr({**group, "params": parameters}))
+    for one, memory in optimizer.state.items():
+        for key, value in memory.items():
+            name = f"{names.get(id(one), 'another')}.{key}"
+            if isinstance(value, Tensor):
+                held[name] = value.detach().clone()
+            else:
+                told.append(f"{name} = {value!r}")
+    return "; ".join(told), held, {}
+
+
+def _step(
+    optimizer: torch.optim.Optimizer, names: Mapping[int, str], rng: torch.Generator, moved: dict[str, Tensor]
+) -> None:
+    """Have an optimizer take a step under random gradients, and add to `moved` by how much each parameter moves."""
+    trained = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
+    before = [one.detach().clone() for one in trained]
+    for one in trained:
+        one.grad = GRADIENT * torch.randn(one.shape, generator=rng).to(one)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    for place, (one, old) in enumerate(zip(trained, before, strict=True)):
+        name = f"{place} {names.get(id(one), 'another')}"
+        moved[name] = moved.get(name, torch.zeros_like(old)) + one.detach() - old
 
 
 def check_preparation(method: Method, client: Client, *, model: GlobalModel, inbox: Inbox, clock: Clock) -> None:
@@ -112,11 +159,11 @@ def mixed_records(method: Method, client: Client, *, model: GlobalModel, inbox: 
     image is once kept while any given other one is replaced; of validation images, which no cost covers, all are. Each
     time the client takes part in this round and the next, with what it remembers; what it receives is the same. Nothing
     is trained: the network is moved at random, the same way each time. Compared are the images and labels of records
-    that were not replaced, the network that training starts from, its plan, its optimizer and what is trained beside
-    it, the losses and gradients of these records there and near by, and what the method makes of the moved network.
-    Where there are more images, all of them are then prepared for one round, with and without all but some of one class
-    replaced. Not found: what an optimizer that the method hands over holds or adds in its step, what changes in rounds
-    after the next alone, and in training that does not call the trainer (fdgsec.federation.dp_sgd_joint)."""
+    that were not replaced, the network that training starts from, its plan, what its optimizer holds and how far it
+    steps under the same gradients, what is trained beside it, the losses and gradients of these records there and near
+    by, and what the method makes of the moved network. Where there are more images, all of them are then prepared for
+    one round, with and without all but some of one class replaced. Not found: what changes in rounds after the next
+    alone, and in training that does not call the trainer (fdgsec.federation.dp_sgd_joint)."""
     if not len(client.data):
         return ""
     count = min(len(client.data), MOST)
@@ -210,6 +257,8 @@ def _difference(usual: _Round, other: _Round, kept: Tensor, *, answered: bool) -
             _same_state(one.network.state_dict(), two.network.state_dict()) and _same_state(one.beside, two.beside)
         ):
             return "the network that training starts from changes where images do"
+        if not (_same_state(one.held, two.held) and _same_movement(one.moved, two.moved)):
+            return "what its optimizer holds or adds changes where images do"
         if answered and len(entries) and not _same_answers(_answers(one, entries[:MOST]), _answers(two, again[:MOST])):
             return "the loss or gradient of an image changes where other images do"
     if sent.keys() != resent.keys() or any(
@@ -233,6 +282,12 @@ def _same_entries(one: TrainingSet, entries: Tensor, two: TrainingSet, again: Te
     if one.partners is not None and two.partners is not None:
         pairs.append((one.partners, two.partners))
     return all(torch.equal(mine[entries], theirs[again]) for mine, theirs in pairs)
+
+
+def _same_movement(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> bool:
+    return one.keys() == two.keys() and _same_gradient(
+        [value.double() for value in one.values()], [two[name].double() for name in one]
+    )
 
 
 def _same_state(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> bool:

@@ -1,6 +1,7 @@
 """What a client trains on of an image may depend on that image alone, where training goes through a trainer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -136,6 +137,63 @@ class RateByClasses(Plain):
 
 
 @dataclass(frozen=True, kw_only=True)
+class OwnOptimizer(Plain):
+    """Trains with an optimizer of its own, whose momentum starts at 0."""
+
+    def memory_of(self, gradient: Tensor) -> Tensor:
+        return torch.zeros_like(gradient)
+
+    def optimizer(self, network: Classifier, gradients: Sequence[Tensor]) -> torch.optim.Optimizer:
+        made = torch.optim.SGD(network.parameters(), lr=self.plan.learning_rate, momentum=0.9)
+        for parameter, gradient in zip(network.parameters(), gradients, strict=True):
+            made.state[parameter]["momentum_buffer"] = self.memory_of(gradient)
+        return made
+
+    def fit(
+        self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Update, State]:
+        trained = client.trainer
+
+        def with_own(network: Classifier, *given: Any, **named: Any) -> Any:
+            copied = deepcopy(network).eval()  # layers that learn from what passes stay as they are
+            losses = functional.cross_entropy(copied(as_float(client.data.pixels())), client.data.labels)
+            gradients = torch.autograd.grad(losses, list(copied.parameters()))
+            return trained(network, *given, **{**named, "optimizer": self.optimizer(network, gradients)})
+
+        member = replace(client, trainer=cast("Trainer", with_own))
+        return super().fit(member, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmMomentum(OwnOptimizer):
+    """Momentum starts at the gradient of all images."""
+
+    def memory_of(self, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+class _Corrected(torch.optim.SGD):
+    """Adds a correction to each step, without a clip or noise."""
+
+    def __init__(self, parameters: Sequence[Tensor], *, lr: float, corrections: Sequence[Tensor]) -> None:
+        super().__init__(parameters, lr=lr)
+        self.corrections = corrections
+
+    def step(self, closure: Any = None) -> Any:
+        for parameter, correction in zip(self.param_groups[0]["params"], self.corrections, strict=True):
+            parameter.grad = parameter.grad + correction
+        return super().step(closure)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullGradient(OwnOptimizer):
+    """Corrects each step by the gradient of all images, as SCAFFOLD's first option does."""
+
+    def optimizer(self, network: Classifier, gradients: Sequence[Tensor]) -> torch.optim.Optimizer:
+        return _Corrected(list(network.parameters()), lr=self.plan.learning_rate, corrections=gradients)
+
+
+@dataclass(frozen=True, kw_only=True)
 class RateByDomains(Plain):
     """Takes smaller steps the more domains the client's images are of."""
 
@@ -255,6 +313,8 @@ FAULTS: list[tuple[Callable[..., FedAvg], str]] = [
     (MixHalves, "what it trains on of an image changes where other images do"),
     (RateByClasses, "its plan of training changes where images do"),
     (Damped, "what it makes of a trained network changes where images do"),
+    (WarmMomentum, "what its optimizer holds or adds changes where images do"),
+    (FullGradient, "what its optimizer holds or adds changes where images do"),
     (RateByDomains, "its plan of training changes where images do"),
     (SearchOnValidation, "what it makes of a trained network changes where images do"),
     (LineSearch, "what it makes of a trained network changes where images do"),
@@ -323,7 +383,9 @@ class Averaged(Plain):
 
 
 @pytest.mark.parametrize(
-    "method", [FedAvg(), Plain(), PerStep(), Averaged()], ids=["bundled", "plug-in", "per step", "averaged"]
+    "method",
+    [FedAvg(), Plain(), PerStep(), Averaged(), OwnOptimizer()],
+    ids=["bundled", "plug-in", "per step", "averaged", "own optimizer"],
 )
 def test_a_method_that_prepares_each_image_by_itself_is_not_blamed(method: FedAvg):
     assert found(method) == ""
