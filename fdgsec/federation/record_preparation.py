@@ -87,8 +87,8 @@ class _Witness:
         others = {str(place): one for place, one in enumerate(beside)}
         begun = deepcopy(model), {name: one.detach().clone() for name, one in others.items()}
         names = {id(one): name for name, one in [*others.items(), *model.named_parameters()]}
-        options, held, moved = _of_optimizer(optimizer, names)
-        number = len(self.calls)
+        options, held = _of_optimizer(optimizer, names)
+        moved, number = dict[str, Tensor](), len(self.calls)
         self.calls.append(
             _Call(
                 network=begun[0], data=data, objective=deepcopy(objective), plan=plan, beside=begun[1],
@@ -107,11 +107,10 @@ class _Witness:
 
 def _of_optimizer(
     optimizer: torch.optim.Optimizer | None, names: Mapping[int, str]
-) -> tuple[str, dict[str, Tensor], dict[str, Tensor]]:
-    """The options of an optimizer with the names of what it trains, the tensors that it remembers, and an empty memo of
-    its movements."""
+) -> tuple[str, Mapping[str, Tensor]]:
+    """The options of an optimizer with the names of what it trains, and the tensors that it remembers."""
     if optimizer is None:
-        return "no optimizer", {}, {}
+        return "no optimizer", {}
     told, held = [type(optimizer).__name__], dict[str, Tensor]()
     for group in optimizer.param_groups:
         parameters = [names.get(id(one), "another") for one in group["params"]]
@@ -123,7 +122,7 @@ def _of_optimizer(
                 held[name] = value.detach().clone()
             else:
                 told.append(f"{name} = {value!r}")
-    return "; ".join(told), held, {}
+    return "; ".join(told), held
 
 
 def _step(

@@ -23,7 +23,7 @@ from fdgsec.runtime.worker_processes import end_with
 MOST_BY_DEFAULT = 2
 """Processes that share out attacks unless told otherwise: each has memory of its own for what it trains."""
 ENOUGH = 4 * 2**20
-"""KiB of available memory from which a second process is begun without being asked for: CCST on PACS needs 3.1 GiB in
+"""KiB of available memory from which a second process is begun without being asked for: CCST on PACS needs 3.0 GiB in
 two processes."""
 
 

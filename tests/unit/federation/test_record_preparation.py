@@ -128,10 +128,13 @@ def classes_held(client: Client) -> float:
 class RateByClasses(Plain):
     """Takes smaller steps the fewer classes the client has."""
 
+    def factor(self, client: Client) -> float:
+        return classes_held(client)
+
     def fit(
         self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
     ) -> tuple[Update, State]:
-        plan = replace(self.plan, learning_rate=self.plan.learning_rate * classes_held(client))
+        plan = replace(self.plan, learning_rate=self.plan.learning_rate * self.factor(client))
         one = replace(self, plan=plan)
         return FedAvg.fit(one, client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
 
@@ -194,15 +197,11 @@ class FullGradient(OwnOptimizer):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RateByDomains(Plain):
+class RateByDomains(RateByClasses):
     """Takes smaller steps the more domains the client's images are of."""
 
-    def fit(
-        self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
-    ) -> tuple[Update, State]:
-        plan = replace(self.plan, learning_rate=self.plan.learning_rate / len(client.data.domains.unique()))
-        one = replace(self, plan=plan)
-        return FedAvg.fit(one, client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
+    def factor(self, client: Client) -> float:
+        return 1 / len(client.data.domains.unique())
 
 
 @dataclass(frozen=True, kw_only=True)
