@@ -8,12 +8,13 @@ from typing import Any, Protocol
 from fdgsec.experiments.attack.attack_setting import AttackSetting, Outcome, SimulatedQuestions
 from fdgsec.experiments.attack.attacks_ahead import working_ahead
 from fdgsec.experiments.attack.controlled_answers import answers_of, with_variant_controls
+from fdgsec.experiments.attack.missing_clients import RUN_OR_TRAINING, missing_clients
 from fdgsec.experiments.attack.own_domains import left_out
 from fdgsec.experiments.attack.unread_releases import as_read, partly_read
 from fdgsec.experiments.report.multiplicity import adjusted
 from fdgsec.experiments.report.presentation import figures_of
 from fdgsec.experiments.report.schema import COULD_NOT_RUN, NOT_ANSWERED, TOO_LARGE, AttackResult
-from fdgsec.experiments.report.words import kind_in_words, listed
+from fdgsec.experiments.report.words import kind_in_words
 from fdgsec.experiments.run_config import RunConfig, build, load_preset
 from fdgsec.experiments.simulated_runs.simulator import Cases
 from fdgsec.federation.artifacts import InterpolationStyle
@@ -40,10 +41,7 @@ from fdgsec.threats.judging.groups import unavailable
 
 UPLOADED = frozenset({"StyleStatistics", "StyleDistribution", "ImageStyles", "Amplitudes"})
 """Artifacts that clients send before any training."""
-RUN_OR_TRAINING = ("released", "cohorts", "trained", "hostile", "breakdown", "guarded_runs", "guarded_exchanges")
-"""Questions about the run itself, about training, or about malicious clients."""
 NONE_KEPT = "no attack is kept: fdgsec does not know the code of all that was run; the same command starts anew."
-MIXED = "mixed"  # the domain of a case whose client has several
 NOTHING_ASKED = f"{COULD_NOT_RUN}its options and the number of images leave it nothing to ask"
 
 
@@ -211,7 +209,7 @@ def planned_rows(attacks: Sequence[Attack], setting: AttackSetting) -> list[tupl
                 if attack.reads & UPLOADED and question.kind not in ("single_step", "hostile"):
                     _check_seen(attack, cases)
             if not answered:
-                missing = (_missing_clients(question, found) for question in questions)
+                missing = (missing_clients(question, found) for question in questions)
                 raise UsageError(_nothing_answered(one.reason for one in missing if one))
         except UsageError as error:
             rows.append((attack.name, f"skipped: {error}"))
@@ -299,7 +297,7 @@ def _answer_questions(requests: Sequence[Question], attack: Attack, setting: Att
     if isinstance(setting.questions, SimulatedQuestions):
         answered.own.update(left_out(found, setting.questions.attack_context.challenger))
     for question in found if isinstance(setting.questions, SimulatedQuestions) else ():  # others say what they lack
-        missing = None if _describe(question) in answered.gaps else _missing_clients(question, found)
+        missing = None if _describe(question) in answered.gaps else missing_clients(question, found)
         if missing:
             (answered.too_large if missing.too_large else answered.gaps)[_describe(question)] = missing.reason
     return answered
@@ -309,39 +307,6 @@ def _nothing_answered(reasons: Iterable[str]) -> str:
     """Why an attack that applies was not run: each reason once; without any, that nothing was left to ask."""
     said = "; ".join(dict.fromkeys(filter(None, reasons)))
     return f"{COULD_NOT_RUN}{said}" if said else NOTHING_ASKED
-
-
-@dataclass(frozen=True, kw_only=True)
-class _MissingClients:
-    """Why clients that a question asks for are missing; `too_large`: there are too few images for them."""
-
-    reason: str
-    too_large: bool
-
-
-def _missing_clients(question: Question, found: Mapping[Question, Cases]) -> _MissingClients | None:
-    """Why clients of as many images as a question asks for are missing, in the single domains smaller ones have."""
-    if not question.records or question.kind in RUN_OR_TRAINING:
-        return None
-    alike = {other: _domains(cases) for other, cases in found.items() if other.kind == question.kind}
-    mine = alike.get(question, set())
-    missing = [] if mine == {MIXED} else sorted(set().union(*alike.values()) - mine - {"", MIXED})
-    if mine and (not missing or "" in mine):
-        return None
-    where = f"of {listed(missing)} " if missing else ""
-    clients = f"{question.clients} clients" if question.clients else "clients"
-    larger = [other for other, domains in alike.items() if _images(other) >= _images(question) and domains & {*missing}]
-    few = "nothing to ask" if larger else "too few images"  # as many images are there, and something else is lacking
-    return _MissingClients(reason=f"{few} {where}for {clients} of {question.records:,}", too_large=not larger)
-
-
-def _domains(cases: Cases) -> set[str]:
-    """The domains of cases; "" for one of several."""
-    return {str(case.slice.get("domain", "")) for case, _ in cases}
-
-
-def _images(question: Question) -> int:
-    return question.records * max(1, question.clients)
 
 
 def _describe(question: Question) -> str:

@@ -3,7 +3,7 @@
 import pytest
 
 import fdgsec
-from fdgsec.experiments.attack.loop import _missing_clients
+from fdgsec.experiments.attack.missing_clients import missing_clients
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.threats.attack import Case, Question
 
@@ -62,7 +62,7 @@ def test_a_domain_that_is_missing_is_named_whatever_the_scheme_of_the_question_t
         for question, named in domains.items()
     }
 
-    missing = {question: _missing_clients(question, found) for question in found}  # type: ignore[arg-type]
+    missing = {question: missing_clients(question, found) for question in found}  # type: ignore[arg-type]
 
     assert (missing[crops], missing[mixed]) == (None, None)
     gone = missing[large]
