@@ -104,7 +104,7 @@ class StyleInversion:
             effort=Effort(
                 first=Schedule(steps=4000, check=100, patience=8, settled=0.005),
                 further=Schedule(steps=2000, check=100, patience=5, settled=0.005),
-                contest=AdversarialOptions(steps=4000), crops=2, images=4000,
+                contest=AdversarialOptions(steps=4000, check=100, settled=0.005), crops=2, images=4000,
                 retrieval=RetrievalOptions(nearest=8, draws=3, steps=60, rows=400),
             ),
         ),

@@ -147,9 +147,15 @@ class Schedule:
 
     def over(self, lowest: Sequence[float]) -> bool:
         """Whether training has settled, by the `lowest` validation error so far at every check, step 0 first."""
-        if len(lowest) <= self.patience:
-            return False
-        return lowest[-1 - self.patience] - lowest[-1] <= self.settled * (lowest[0] - lowest[-1])
+        return settled(lowest, patience=self.patience, share=self.settled)
+
+
+def settled(lowest: Sequence[float], *, patience: int, share: float) -> bool:
+    """Whether the last `patience` of the `lowest` validation errors so far together gained no more than the `share` of
+    all that was gained."""
+    if len(lowest) <= patience:
+        return False
+    return lowest[-1 - patience] - lowest[-1] <= share * (lowest[0] - lowest[-1])
 
 
 def fit_linear(training: TrainingSet) -> tuple[LinearInverse, Tensor]:
@@ -199,7 +205,7 @@ def fit_generator(
     precision = precision_of(inputs.device, NETWORK)
     generator, average, best = (initial_generator(linear, shape, rng=rng, start=start) for _ in range(3))
     compare = against(training.images, loss)
-    held = _held_out(training.groups, schedule.validation, child(rng, "validation"))
+    held = held_out(training.groups, schedule.validation, child(rng, "validation"))
     pool, held = (~held).nonzero().flatten(), held.nonzero().flatten()
     lowest = [_validation_error(average, inputs[held], unseen[held], held, compare)]
     optimizer = torch.optim.AdamW(
@@ -281,10 +287,10 @@ def over_linear(generator: StyleGenerator, base: Tensor, styles: Tensor, rng: to
     return drawn.sigmoid()
 
 
-def _held_out(groups: Tensor, share: float, rng: torch.Generator) -> Tensor:
-    """Select whole groups, at least one, for validation."""
+def held_out(groups: Tensor, share: float, rng: torch.Generator) -> Tensor:
+    """Select whole groups for validation: at least one, or none for a `share` of 0."""
     names = torch.unique(groups)
-    count = max(1, round(share * len(names)))
+    count = max(1, round(share * len(names))) if share else 0
     return torch.isin(groups, names[torch.randperm(len(names), generator=rng)[:count].to(names.device)])
 
 

@@ -25,7 +25,9 @@ from fdgsec.attacks.style_inversion.inverter import (
     Loss,
     TrainingSet,
     against,
+    held_out,
     over_linear,
+    settled,
     update_average,
 )
 from fdgsec.nn.networks.style_discriminator import StyleDiscriminator, StylePredictor
@@ -57,7 +59,12 @@ class AdversarialOptions:
 
     `latent` is the dimension of z. `decay` is the moving average's, reached gradually. `perceptual` and `consistency`
     weight the two other losses of the conditional generator. Its style predictor is trained for `lessons` batches first
-    and then selects among `tries` images."""
+    and then selects among `tries` images.
+
+    With `check`, the share `validation` of the images trains nothing, and every `check` steps the conditional generator
+    is compared with them by the perceptual distance. Once it has settled as `Schedule` says, training ends, with the
+    weights of the last step: adversarial training gives up some of this distance for detail. The baseline, which has no
+    picture to be compared with, takes all `steps`."""
 
     steps: int
     batch: int = 16
@@ -68,6 +75,10 @@ class AdversarialOptions:
     consistency: float = 0.3
     lessons: int = 500
     tries: int = 4
+    validation: float = 0.15
+    check: int = 0
+    patience: int = 5
+    settled: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -187,10 +198,14 @@ def train_conditional(
     `unseen` (n, 3, 16, 16) are the linear part's cross-validated predictions, to which the generator adds."""
     code = style_code(training, linear)
     styles, images = code(training.features), training.images
+    held = held_out(training.groups, contest.validation if contest.check else 0.0, child(rng, "validation"))
+    pool, held = (~held).nonzero().flatten(), held.nonzero().flatten()
     networks = conditional_networks(training, linear, shape=shape, contest=contest, rng=rng)
     generator = networks.generator
     judge = StyleDiscriminator(styles.shape[1], shape, rng=child(rng, "judge")).to(images.device)
-    predictor = fit_predictor(networks.predictor, styles, images, contest=contest, rng=child(rng, "predictor"))
+    predictor = fit_predictor(
+        networks.predictor, styles[pool], images[pool], contest=contest, rng=child(rng, "predictor")
+    )
     compare = against(images, perceptual)
 
     def draw(rows: Tensor, z: Tensor) -> Tensor:
@@ -201,9 +216,21 @@ def train_conditional(
         unlike: Tensor = compare(drawn, rows).mean()
         return contest.perceptual * unlike + contest.consistency * gap
 
+    z = torch.randn(len(held), contest.latent, generator=child(rng, "validation", "z")).to(images.device)
+
+    @torch.no_grad()
+    def error(average: StyleGenerator) -> float:
+        average.eval()
+        parts = [
+            compare(over_linear(average, unseen[rows], torch.cat([styles[rows], z[part]], dim=1)).float(), rows)
+            for part, rows in zip(torch.arange(len(held)).split(64), held.split(64), strict=True)
+        ]
+        return float(torch.cat(parts).mean())
+
     average = train_adversarially(
-        generator, judge, draw, beside, images=images, styles=styles, contest=contest, rng=rng, halfway=halfway
-    )
+        generator, judge, draw, beside, images=images, styles=styles, contest=contest, rng=rng, halfway=halfway,
+        pool=pool, error=error if len(held) else None,
+    )  # fmt: skip
     return ConditionalNetworks(average, predictor)
 
 
@@ -272,10 +299,14 @@ def train_adversarially(
     contest: AdversarialOptions,
     rng: torch.Generator,
     halfway: Halfway = NOT_KEPT,
+    pool: Tensor | None = None,
+    error: Callable[[StyleGenerator], float] | None = None,
 ) -> StyleGenerator:
     """Train both by the hinge loss (Liu et al. 2021, section 3.3), in place, and return the generator's moving average.
 
-    `draw(rows, z)` generates for training rows, `beside(drawn, rows)` is added to the generator's loss."""
+    `draw(rows, z)` generates for training rows, `beside(drawn, rows)` is added to the generator's loss. Rows are drawn
+    from `pool` (all of them by default). Where `error` says how far the moving average is from held-out images,
+    training ends once it has settled."""
     device, child_rng = images.device, child(rng, "contest")
     precision = PRECISION[device.type]
     average = _generator(generator.center.numel(), generator.shape, device, child(rng, "average"))
@@ -285,12 +316,14 @@ def train_adversarially(
     reconstruct_rows, judging = (
         torch.optim.Adam(network.parameters(), lr=contest.rate, betas=BETAS) for network in (generator, judge)
     )
+    pool = torch.arange(len(images), device=device) if pool is None else pool
+    lowest = [] if error is None else [error(average)]
     moment = Moment(
         networks={"generator": generator, "judge": judge, "average": average},
-        optimizers={"drawing": reconstruct_rows, "judging": judging}, rng=child_rng,
+        optimizers={"drawing": reconstruct_rows, "judging": judging}, rng=child_rng, numbers=lowest,
     )  # fmt: skip
     for step in halfway.steps(contest.steps, "style inversion: adversarial training", moment):
-        rows = torch.randint(len(images), (contest.batch,), generator=child_rng).to(device)
+        rows = pool[torch.randint(len(pool), (contest.batch,), generator=child_rng).to(device)]
         z = torch.randn(contest.batch, contest.latent, generator=child_rng).to(device)
         told = None if styles is None else styles[rows]
         with autocast(device, precision):
@@ -303,6 +336,10 @@ def train_adversarially(
             loss = loss + beside(drawn.float(), rows)
         _optimizer_step(reconstruct_rows, loss)
         update_average(average, generator, min(contest.decay, (1 + step) / (10 + step)))
+        if error is not None and (step + 1) % contest.check == 0:
+            lowest.append(min(error(average), lowest[-1]))
+            if settled(lowest, patience=contest.patience, share=contest.settled):
+                break
     return average.eval()
 
 

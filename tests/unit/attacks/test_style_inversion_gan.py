@@ -9,8 +9,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fdgsec.attacks.style_inversion import inverter_gan
 from fdgsec.attacks.style_inversion.attack import Profile, StyleInversion
-from fdgsec.attacks.style_inversion.inverter import LinearInverse, Loss, TrainingSet, fit_linear, style_features
+from fdgsec.attacks.style_inversion.inverter import (
+    LinearInverse,
+    Loss,
+    TrainingSet,
+    fit_linear,
+    held_out,
+    style_features,
+)
 from fdgsec.attacks.style_inversion.inverter_gan import (
     AdversarialInverter,
     AdversarialOptions,
@@ -29,9 +37,10 @@ from fdgsec.data.shapes import shapes
 from fdgsec.federation.artifacts import ImageStyles
 from fdgsec.metrics.image_similarity import mse, psnr
 from fdgsec.nn.networks.style_discriminator import StyleDiscriminator
-from fdgsec.nn.networks.style_generator import GeneratorShape
+from fdgsec.nn.networks.style_generator import GeneratorShape, StyleGenerator
 from fdgsec.nn.styles.channel_statistics import EPS
 from fdgsec.nn.styles.image_styles import statistics
+from fdgsec.runtime.random_streams import child
 from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.answers import GeneratedSets, Reconstructions
 from fdgsec.threats.attack import Case
@@ -280,3 +289,57 @@ def test_the_adversarial_variant_and_the_baseline_run_on_shapes_at_32_px():
     assert {a.name for a in answers if isinstance(a, GeneratedSets)} == {
         "styles, mse", "styles, gan", "exchanged styles, mse", "baseline",
     }  # fmt: skip
+
+
+def _steps_taken(contest: AdversarialOptions, monkeypatch: pytest.MonkeyPatch) -> tuple[int, StyleGenerator]:
+    """How many steps adversarial training took on `colored` over a gray linear part, and what it gave."""
+    taken, training = list[int](), colored()
+    linear, unseen = fit_linear(training)
+    counted = inverter_gan.update_average
+    with monkeypatch.context() as patched:
+        patched.setattr(inverter_gan, "update_average", lambda *given: (taken.append(1), counted(*given)))
+        networks = train_conditional(
+            training, linear, torch.full_like(unseen, 0.5), shape=TINY, perceptual=mse, contest=contest, rng=child_rng()
+        )  # fmt: skip
+    return len(taken), networks.generator
+
+
+def test_adversarial_training_ends_where_held_out_images_come_no_nearer(monkeypatch: pytest.MonkeyPatch):
+    still = replace(SHORT, steps=60, rate=0.0, decay=0.0, check=3, patience=2, settled=0.01)
+
+    taken, generator = _steps_taken(still, monkeypatch)
+
+    assert taken == 6, "two checks without a gain"
+    shorter = replace(still, steps=6)
+    assert all(
+        torch.equal(value, generator.state_dict()[name])
+        for name, value in _steps_taken(shorter, monkeypatch)[1].state_dict().items()
+    ), "the weights are those of the last step"
+
+
+def test_adversarial_training_takes_all_steps_while_held_out_images_come_nearer_or_nobody_checks(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    gaining = replace(SHORT, steps=30, rate=1e-3, perceptual=1000.0, check=3, patience=2, settled=0.01)
+
+    assert _steps_taken(gaining, monkeypatch)[0] == 30
+    assert _steps_taken(replace(SHORT, steps=30, rate=0.0), monkeypatch)[0] == 30
+
+
+def test_held_out_images_train_neither_network(monkeypatch: pytest.MonkeyPatch):
+    seen = set[int]()
+    training = colored()
+    linear, unseen = fit_linear(training)
+    judged = inverter_gan.discriminator_loss
+
+    def noted(judge: StyleDiscriminator, real: Tensor, *others: Tensor | torch.Generator) -> Tensor:
+        seen.update(int((training.images == one).all((1, 2, 3)).nonzero()[0, 0]) for one in real)
+        return judged(judge, real, *others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(inverter_gan, "discriminator_loss", noted)
+    contest = replace(SHORT, steps=80, check=1000, validation=0.25)
+    train_conditional(training, linear, unseen, shape=TINY, perceptual=mse, contest=contest, rng=child_rng())
+
+    held = held_out(training.groups, 0.25, child(child_rng(), "validation"))
+    assert int(held.sum()) == 12
+    assert seen == set((~held).nonzero().flatten().tolist())
