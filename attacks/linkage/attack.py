@@ -20,7 +20,8 @@ Three populations of clients:
   attack should succeed. A hit rate above 1/N there would mean that the halves are not disjoint, not that clients are
   linkable.
 * `dirichlet`: clients of one domain with skewed label shares (Dirichlet .3), which can be linked by their labels.
-* `domain`: single-domain clients of several domains, which reveal the domain only: about domains/N.
+* `domain`: single-domain clients of several domains. Each is ranked among those of its own domain: telling domains is
+  no link, and `domain-inference` measures it.
 
 Clients' vectors from a file (`given`) are linked without images: fdgsec.attacks.linkage.given_vectors.
 

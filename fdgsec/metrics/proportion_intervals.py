@@ -47,30 +47,36 @@ def clopper_pearson(successes: float, n: int) -> Interval:
     return Interval.of(lambda tail: beta_bounds(successes, n, tail), "clopper-pearson")
 
 
-def matching_rate(hits: float, n: int) -> Interval:
-    """Bound the share of hits where n guesses and n truths are matched one to one.
+def matching_rate(hits: float, *sizes: int) -> Interval:
+    """Bound the share of hits where guesses and truths are matched one to one, in groups of these `sizes`.
 
-    By chance the hits are the fixed points of a random permutation, whose number is nearly Poisson: its upper tail is
-    heavier than a binomial one (6 of 10: four times). The lower end is the lesser of Clopper-Pearson's and of that of
-    a Poisson mean (Garwood 1936), and it exceeds chance, 1/n, only where so many fixed points are rare: all 4 of 4 are
-    one permutation in 24, which a Poisson number reaches in 1.9%. Raises ValueError as `clopper_pearson` does."""
+    By chance the hits are the fixed points of a random permutation of each group, whose number is nearly Poisson: its
+    upper tail is heavier than a binomial one (6 of 10: four times). The lower end is the lesser of Clopper-Pearson's
+    and of that of a Poisson mean (Garwood 1936), and it exceeds chance, one hit in each group, only where so many fixed
+    points are rare: all 4 of 4 are one permutation in 24, which a Poisson number reaches in 1.9%. Raises ValueError as
+    `clopper_pearson` does."""
+    n = sum(sizes)
     _check_proportion(hits, n)
 
     def ends(tail: float) -> tuple[float, float]:
         low, high = beta_bounds(hits, n, tail)
         return (min(low, float(special.gammaincinv(hits, tail)) / n) if hits > 0 else 0.0), high
 
-    return Interval.of(ends, "clopper-pearson").reaching(1 / n, fixed_points_pvalue(hits, n))
+    return Interval.of(ends, "clopper-pearson").reaching(len(sizes) / n, fixed_points_pvalue(hits, *sizes))
 
 
-def fixed_points_pvalue(hits: float, n: int) -> float:
-    """Compute the probability that a random permutation of n has at least `hits` fixed points, rounded down.
+def fixed_points_pvalue(hits: float, *sizes: int) -> float:
+    """Compute the probability that random permutations of groups of these `sizes` have together at least `hits` fixed
+    points, rounded down.
 
-    Exactly k have a probability of d(n - k) / k!, where d(m) = 1 - 1 + 1/2! - ... +- 1/m! is the share of permutations
-    of m that have none (inclusion and exclusion; the rencontres numbers over n!)."""
-    inverse = [math.exp(-math.lgamma(k + 1)) for k in range(n + 1)]  # 1/k!
-    without = list(accumulate((-1) ** k * term for k, term in enumerate(inverse)))
-    return math.fsum(without[n - k] * inverse[k] for k in range(math.floor(hits + 1e-9), n + 1))
+    Exactly k of n have a probability of d(n - k) / k!, where d(m) = 1 - 1 + 1/2! - ... +- 1/m! is the share of
+    permutations of m that have none (inclusion and exclusion; the rencontres numbers over n!)."""
+    together = np.ones(1)
+    for n in sizes:
+        inverse = [math.exp(-math.lgamma(k + 1)) for k in range(n + 1)]  # 1/k!
+        without = list(accumulate((-1) ** k * term for k, term in enumerate(inverse)))
+        together = np.convolve(together, [without[n - k] * inverse[k] for k in range(n + 1)])
+    return math.fsum(together[math.floor(hits + 1e-9) :])
 
 
 def clustered_proportion(successes: Numbers, trials: Numbers) -> Interval:

@@ -134,7 +134,8 @@ class Truth:
     `members` (candidates,) bool; `rows` (R,) the index among the candidates of the image behind each released row;
     `images` (R, 3, H, W) uint8, `labels` and `domains` (R,) of the released rows (`images` of a pooled release: some of
     those behind it); `statistic` (R, 2C) the linear statistic of the records; `partner` the number of the case (within
-    its slice) that comes from the same client; `proportions` (classes,) and `domain_shares` (domains,) the shares of
+    its slice) that comes from the same client, and `alike` those of all clients of its domain, in order (None: of all
+    clients); `proportions` (classes,) and `domain_shares` (domains,) the shares of
     the client's images; `cluster_sizes` (candidates,) the number of images that a member was averaged with, 0 for
     others; `harm` the effect of a forgery."""
 
@@ -145,6 +146,7 @@ class Truth:
     domains: Tensor | None = None
     statistic: Tensor | None = None
     partner: int | None = None
+    alike: Sequence[int] | None = None
     proportions: Tensor | None = None
     domain_shares: Tensor | None = None
     cluster_sizes: Tensor | None = None

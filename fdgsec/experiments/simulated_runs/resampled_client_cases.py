@@ -192,7 +192,8 @@ def _halves_of(simulator: Simulator, question: Question, domains: list[int]) -> 
                 question=question.kind, views=(view,), victim=f"client:{number + 1}", records=held,
                 slice={**slices, "half": half},
             )  # fmt: skip
-            result.append((case, Truth(partner=place[number] if half == "A" else None)))
+            same = sorted(place[other] for other in range(number % len(pools), question.count, len(pools)))
+            result.append((case, Truth(partner=place[number], alike=same) if half == "A" else Truth()))
     return result
 
 

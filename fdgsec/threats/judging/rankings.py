@@ -24,10 +24,13 @@ MATCHINGS = 8
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Ranked:
-    """Rows whose candidates were ranked: `distances` (R, G) and the column `truth` (R,) of the true one."""
+    """Rows whose candidates were ranked: `distances` (R, G) and the column `truth` (R,) of the true one.
+
+    `among` are the numbers of the clients that the columns are of; None of all clients, or of images."""
 
     distances: Tensor
     truth: Tensor
+    among: tuple[int, ...] | None = None
 
 
 def ranked(entries: Sequence[Entry[Ranking]]) -> list[Ranked] | str:
@@ -47,8 +50,15 @@ def ranked(entries: Sequence[Entry[Ranking]]) -> list[Ranked] | str:
             return f"there is no true candidate for {entry.case.victim} in the {entry.case.question} run"
         if distances.shape[0] != len(columns):
             raise ValueError(f"a ranking has {distances.shape[0]} rows for {len(columns)} released ones.")
-        found.append(Ranked(distances=distances, truth=columns.cpu()))
+        block = Ranked(distances=distances, truth=columns.cpu())
+        found.append(block if entry.answer.of == "rows" or truth.alike is None else _within(block, truth.alike))
     return found
+
+
+def _within(block: Ranked, alike: Sequence[int]) -> Ranked:
+    """Leave the clients that are `alike` in what is no link, which is their domain."""
+    places = torch.tensor([list(alike).index(column) for column in block.truth.tolist()])
+    return Ranked(distances=block.distances[:, list(alike)], truth=places, among=tuple(alike))
 
 
 def measure_rows(blocks: Sequence[Ranked], where: Slice, *, prefix: str = "") -> list[Measurement]:
@@ -92,23 +102,41 @@ def measure_ranking(group: Group, rng: torch.Generator) -> list[Measurement]:
 def _measure_links(blocks: Sequence[Ranked], group: Group, rng: torch.Generator) -> list[Measurement]:
     """Give top1 of the nearest client, its median rank, and top1 of the assignment of least total distance.
 
-    Chance is 1/N, and (N + 1)/2 for the rank, which shows weak links where thirty clients give too few hits."""
-    widths = {block.distances.shape[1] for block in blocks}
+    Clients are ranked among the N of their domain, for whoever tells domains has linked nobody. Chance is 1/N, and
+    (N + 1)/2 for the rank, which shows weak links where thirty clients give too few hits; both are averaged over
+    domains of unequal N."""
+    joined = _joined(blocks)
+    sizes = torch.tensor([block.distances.shape[1] for block in joined for _ in block.truth], dtype=torch.float64)
+    nearest = torch.cat([topk_credit(block.distances, block.truth, k=1) for block in joined])
+    assigned = torch.cat([_matched(block.distances, block.truth, rng) for block in joined])
+    rows, n = [], len(sizes)
+    for matching, credit in {"": nearest, "hungarian": assigned}.items():
+        where = {**group.slice, "matching": matching} if matching else group.slice
+        hits = min(float(credit.sum()), float(n))
+        interval = matching_rate(hits, *(len(block.truth) for block in joined))
+        rows.append(row("top1", where, hits / n, interval, n, Scale(chance=float((1 / sizes).mean()))))
+    scale = Scale(chance=float((sizes + 1).mean()) / 2, higher_is="safe", unit="rank")
+    places = torch.cat([ranks(block.distances, block.truth) for block in joined])
+    return [*rows, median_row("median_rank", group.slice, places, scale, bounds=(1.0, float(sizes.max())))]
+
+
+def _joined(blocks: Sequence[Ranked]) -> list[Ranked]:
+    """One block for all rows that were ranked among the same clients.
+
+    Raises ValueError where those of one slice are ranked among all clients, and these are of unequal number."""
+    found: dict[tuple[int, ...] | None, list[Ranked]] = {}
+    for block in blocks:
+        found.setdefault(block.among, []).append(block)
+    widths = {block.distances.shape[1] for block in found.get(None, [])}
     if len(widths) > 1:
         raise ValueError(f"clients of one slice must be linked to equally many; got {sorted(widths)}.")
-    distances = torch.cat([block.distances for block in blocks])
-    truth = torch.cat([block.truth for block in blocks])
-    credits = {"": topk_credit(distances, truth, k=1), "hungarian": _matched(distances, truth, rng)}
-    rows = []
-    for matching, credit in credits.items():
-        where = {**group.slice, "matching": matching} if matching else group.slice
-        interval = matching_rate(min(float(credit.sum()), float(len(credit))), len(credit))
-        rows.append(
-            row("top1", where, float(credit.mean()), interval, len(credit), Scale(chance=1 / distances.shape[1]))
+    return [
+        Ranked(
+            distances=torch.cat([block.distances for block in same]),
+            truth=torch.cat([block.truth for block in same]), among=among,
         )
-    scale = Scale(chance=(distances.shape[1] + 1) / 2, higher_is="safe", unit="rank")
-    bounds = (1.0, float(distances.shape[1]))
-    return [*rows, median_row("median_rank", group.slice, ranks(distances, truth), scale, bounds=bounds)]
+        for among, same in found.items()
+    ]  # fmt: skip
 
 
 def _matched(distances: Tensor, truth: Tensor, rng: torch.Generator) -> Tensor:
@@ -133,7 +161,8 @@ def _ranking_scores(group: Group) -> Scores | None:
     if isinstance(blocks, str):
         return None
     galleries: list[object] = [
-        None if entry.case.candidates is None else tuple(entry.case.candidates.ids) for entry in entries
+        block.among if entry.case.candidates is None else tuple(entry.case.candidates.ids)
+        for entry, block in zip(entries, blocks, strict=True)
     ]
     parts = exchangeable([len(block.truth) for block in blocks], galleries)
     return [

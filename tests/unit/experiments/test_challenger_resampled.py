@@ -54,6 +54,19 @@ def test_both_sessions_of_a_pooled_style_are_the_same_up_to_the_name(roles: Role
         assert torch.equal(case.released()[0], again.released()[0])
 
 
+def test_the_partner_of_a_client_of_several_domains_is_sought_among_those_of_its_own(roles: Roles):
+    """Whoever tells domains ranked it among a third of all, and was said to link clients."""
+    cases = challenger_of(roles, CCST()).cases(Question(kind="halves", count=7, records=3, scheme="domain"))
+    domains = len(roles.federation.domain_names) - 1
+    partners = [truth.partner for _, truth in cases[:7]]
+
+    for number, (_, truth) in enumerate(cases[:7]):
+        assert truth.alike == sorted(partners[other] or 0 for other in range(number % domains, 7, domains))
+        assert truth.partner in truth.alike
+    of_one = challenger_of(roles, CCST()).cases(Question(kind="halves", count=4, records=3))
+    assert all(truth.alike == [0, 1, 2, 3] for case, truth in of_one if case.slice["half"] == "A")
+
+
 def test_a_second_session_of_a_pool_uploads_another_subset(roles: Roles):
     challenger = challenger_of(roles, FedAlign(), encoder="pixels")
     cases = challenger.cases(Question(kind="sessions", count=4, records=20, scheme="domain"))

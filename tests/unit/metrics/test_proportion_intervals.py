@@ -21,6 +21,17 @@ def test_the_pvalue_of_matches_counts_the_fixed_points_of_all_permutations(n: in
     assert fixed_points_pvalue(300, 300) == pytest.approx(0.0)
 
 
+def test_the_pvalue_of_matches_in_groups_counts_the_fixed_points_of_all_permutations_of_each() -> None:
+    groups = [[sum(place == i for i, place in enumerate(order)) for order in itertools.permutations(range(n))]
+              for n in (2, 3, 4)]  # fmt: skip
+    fixed = [sum(counts) for counts in itertools.product(*groups)]
+
+    for hits in range(10):
+        expected = sum(count >= hits for count in fixed) / len(fixed)
+        assert fixed_points_pvalue(hits, 2, 3, 4) == pytest.approx(expected)
+    assert matching_rate(9, 2, 3, 4).p_value(3 / 9) >= 1 / (2 * 6 * 24) * (1 - 1e-6)
+
+
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 6, 10, 30])
 def test_a_matching_excludes_chance_no_more_often_than_random_permutations_allow(n: int) -> None:
     for hits in range(2, n + 1):

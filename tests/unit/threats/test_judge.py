@@ -1,8 +1,11 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from fdgsec.experiments.report.schema import AttackResult
+from fdgsec.metrics.measurement import Measurement
 from fdgsec.metrics.roc import tpr_at_fpr
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.answers import Answer, Labels, Membership, Prediction, Ranking, Recovered
@@ -95,6 +98,53 @@ def test_linkage_with_equal_distances_does_not_find_the_diagonal():
 
     assert rows["top1",].value == pytest.approx(1 / 30)
     assert float(rows["top1", "hungarian"].value or 0) < 0.15  # 8 matchings of 30: mean 1/30, sd .012
+
+
+def domain_clients(distances: Tensor, domains: list[int], partners: list[int]) -> dict[tuple[str, ...], Measurement]:
+    """Links of clients of several domains; `domains` are those of the second releases."""
+    answers, cases, truths = halves(distances, partners)
+    alike = [[j for j, other in enumerate(domains) if other == domains[partner]] for partner in partners]
+    firsts = [replace(truth, alike=own) for truth, own in zip(truths[: len(partners)], alike, strict=True)]
+    return judged(answers, cases, [*firsts, *truths[len(partners) :]])
+
+
+def test_who_tells_domains_alone_links_no_client():
+    domains = [number % 3 for number in range(30)]
+    apart = torch.tensor([[float(own != other) for other in domains] for own in domains])
+
+    rows = domain_clients(apart, domains, list(range(30)))
+
+    assert rows["top1",].value == pytest.approx(0.1)
+    assert rows["top1",].chance == pytest.approx(0.1)
+    assert (rows["median_rank",].value, rows["median_rank",].chance) == (5.5, 5.5)
+    assert not any(row.leaks for row in rows.values())
+
+
+def test_clients_of_several_domains_are_linked_within_theirs():
+    domains, partners = [0, 1, 0, 1, 1], [2, 3, 0, 4, 1]
+    distances = torch.full((5, 5), 2.0)
+    distances[range(5), partners] = 1.0
+    for row, partner in enumerate(partners):
+        for other, domain in enumerate(domains):
+            if domain != domains[partner]:
+                distances[row, other] = 0.0  # clients of other domains are nearer, and no candidates
+
+    rows = domain_clients(distances, domains, partners)
+
+    assert rows["top1",].value == rows["top1", "hungarian"].value == 1
+    assert rows["top1",].chance == pytest.approx((2 / 2 + 3 / 3) / 5)  # one hit in each domain
+    assert rows["median_rank",].chance == pytest.approx((2 * 1.5 + 3 * 2) / 5)
+
+
+def test_links_by_domain_alone_are_flagged_no_more_often_than_stated():
+    domains, flagged = [number % 3 for number in range(30)], 0
+    rng = stream(0, "attack", "domains")
+    blocks = torch.tensor([[float(own != other) for other in domains] for own in domains])
+    for _ in range(200):
+        rows = domain_clients(10 * blocks + torch.rand(30, 30, generator=rng), domains, list(range(30)))
+        flagged += rows["top1",].leaks or False
+
+    assert flagged <= 11  # 2.5% of 200, and a tail of 1%
 
 
 def test_auc_is_averaged_within_clients_not_pooled_across_them():
