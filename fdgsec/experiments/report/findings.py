@@ -106,11 +106,12 @@ class Finding:
             gallery = round(1 / row.chance)
         shown = f"{gallery:,}" if isinstance(gallery, int) else gallery or ""
         added = row.slice.get("rows") == "difference"
-        return self.choice.says.format(
+        said = self.choice.says.format(
             rate=percent(row.value), share=share(row), hits=round((row.value or 0) * row.n), n=f"{row.n:,}",
             numbers=numbers(row), among=_among(shown, row.slice.get("held")), name=row.name,
             true="an image that was added between two releases" if added else "the true image",
         )  # fmt: skip
+        return f"{said}; flagged in {self.alike_flagged} of {self.alike} domains and sizes" if self.alike > 1 else said
 
 
 def _among(gallery: str, held: object) -> str:
@@ -334,8 +335,6 @@ def _leak(report: AttackReport, flagged: Sequence[Answer]) -> str:
     assert lead is not None
     begun = {"leaks slightly": "Yes, slightly: ", "leaks": "Yes: ", "leaks strongly": "Yes: "}[lead.row.verdict]
     clauses = [f"{_who(report)} {lead.phrase}"]
-    if lead.alike > 1:
-        clauses.append(f"flagged in {lead.alike_flagged} of {lead.alike} domains and sizes")
     second = next((one for one in first.findings if one.holds and one is not lead), None)
     if second is not None:
         clauses.append(f"{second.attack} {measured(second.row)}")

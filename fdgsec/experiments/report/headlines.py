@@ -1,8 +1,9 @@
 """The measurements that stand for each attack, declared before any run: one question, and an order to look them up in.
 
 Of the rows that fit, in this order, the first that is flagged stands for the attack, else the first: attacks list first
-what they hold to be strongest. No size of a value decides, and since rows are flagged after Holm's correction over the
-whole report, looking at all of them adds no false alarms."""
+what they hold to be strongest. A gain over one control stands only where the gains over the others are flagged too. No
+size of a value decides, and since rows are flagged after Holm's correction over the whole report, looking at all of
+them adds no false alarms."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,17 +31,24 @@ class Choice:
     """Rows of one measurement: their slices have all of `where`, and none of the entries `without` but as NONE.
 
     `says` is what such a row means in words, with the fields {rate}, {share}, {hits}, {n}, {numbers}, {among} and
-    {true}: the true image, or the one that was added between two releases."""
+    {true}: the true image, or the one that was added between two releases. A flagged row stands for an attack only
+    where the rows that differ from it by one of `beside` are flagged too, as far as they are judged."""
 
     measurement: str
     says: str
     where: Slice = field(default_factory=dict)
     without: tuple[str, ...] = ()
+    beside: Sequence[Slice] = ()
 
     def fits(self, row: Measurement) -> bool:
         """Tell whether a row is one of these."""
         held = all(row.slice.get(key) == said for key, said in self.where.items())
         return row.name == self.measurement and held and all(row.slice.get(key, NONE) == NONE for key in self.without)
+
+    def upheld(self, row: Measurement, rows: Sequence[Measurement]) -> bool:
+        """Tell whether a flagged row is upheld by those `beside` it, of all `rows` of the attack."""
+        wanted = [{**row.slice, **entries} for entries in self.beside]
+        return all(other.leaks for other in rows if other.judged and other.name == row.name and other.slice in wanted)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,18 +62,22 @@ class Headline:
 _LISTED = "names every image of {hits} of {n} clients{among} ({numbers})"
 _MEMBERS = "tells members from non-members, AUC {numbers}"
 _NEAREST = "draws pictures of which {rate} are nearest to {true}{among} ({numbers})"
-_CLOSER = "draws pictures closer to {true} than those drawn without its release, by {numbers}"
+_CLOSER = "draws pictures closer to {true} than public images and those drawn from another release are, by {numbers}"
 _LINKED = "links two releases of the same client, {share} ({numbers})"
 _LIKER = "draws pictures more like {true} than its controls are ({name} {numbers})"
+_CONTROLS: Sequence[Slice] = ({"over": "B3"}, {"over": "B0"}, {"over": "B2"})
+"""Pictures of another release, the mean picture, and the public picture of the nearest style."""
 _PICTURES = (
     Choice(measurement="gallery_top1", where={"distance": "mse"}, says=_NEAREST),
-    Choice(measurement="psnr_gain", where={"over": "B3"}, says=_CLOSER),
-    Choice(measurement="psnr_gain", where={"over": "B0"}, says=_CLOSER),
+    *(Choice(measurement="psnr_gain", where=control, says=_CLOSER, beside=_CONTROLS) for control in _CONTROLS),
     Choice(measurement="gallery_top1", says=_NEAREST),
     Choice(measurement="gallery_top5", says="draws pictures of which {rate} have {true} among the five nearest "
                                             "({numbers})"),
     Choice(measurement="median_rank", says="draws pictures by which {true} is found, median rank {numbers}"),
-    *(Choice(measurement=f"{name}_gain", says=_LIKER) for name in ("psnr", "ssim", "perceptual_mini", "lpips_alex")),
+    *(
+        Choice(measurement=f"{name}_gain", says=_LIKER, beside=_CONTROLS)
+        for name in ("psnr", "ssim", "perceptual_mini", "lpips_alex")
+    ),
 )  # fmt: skip
 _LABELS = "tells the class of an image within its domain, balanced accuracy {numbers}"
 _FULL = ("auxiliary",)  # rows of an adversary with fewer auxiliary images are weaker variants
@@ -221,16 +233,19 @@ DESCRIPTIVE = (
 
 
 def chosen(attack: str, rows: Sequence[Measurement]) -> tuple[Measurement, Choice] | None:
-    """The judged row that stands for an attack: of those in the table, in its order, the first that is flagged (by the
-    most telling distance), else the first; of an attack that is not in it, the same of all rows. None without such a
-    row: what an attack of the table measures besides may be about something that nobody sent."""
+    """The judged row that stands for an attack: of those in the table, in its order, the first that is flagged and
+    upheld (by the most telling distance), else the first that is not flagged; of an attack that is not in it, the same
+    of all rows. None without such a row: what an attack of the table measures besides may be about something that
+    nobody sent."""
     judged = [row for row in rows if row.judged]
     if attack in HEADLINES:
         fitting = [(row, choice) for choice in HEADLINES[attack].choices for row in judged if choice.fits(row)]
     else:
         fitting = [(row, Choice(measurement=row.name, says="{name} {numbers}")) for row in judged]
-    flagged = next((found for found in fitting if found[0].leaks), None)
-    return next(iter(fitting), None) if flagged is None else _most_telling(flagged, fitting)
+    upheld = [(row, choice) for row, choice in fitting if row.leaks and choice.upheld(row, judged)]
+    if upheld:
+        return _most_telling(upheld[0], upheld)
+    return next((found for found in fitting if not found[0].leaks), next(iter(fitting), None))
 
 
 def _most_telling(

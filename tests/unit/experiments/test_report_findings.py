@@ -488,6 +488,34 @@ def test_pictures_of_added_images_are_said_to_need_two_releases(name: str, where
     assert "an image that was added between two releases" in found(done("style-inversion", pictures)).sentence
 
 
+@pytest.mark.parametrize("name", ["psnr_gain", "ssim_gain"])
+def test_pictures_that_are_no_closer_than_the_mean_picture_are_no_leak(name: str):
+    """A report said that pictures are closer to the true image; the mean of public images was as close."""
+    exchanged, mean, nearest = (
+        row(name, value, value - 1, value + 1, 0.0, n=8, rows="difference", over=over)
+        for over, value in (("B3", 2.5), ("B0", -0.2), ("B2", 2.2))
+    )
+
+    said = found(done("optimization-inversion", exchanged, mean, nearest))
+
+    assert verdicts(said)["look"].startswith("undecided")
+    assert not said.yes
+    closer = replace(mean, value=1.5, low=0.5, high=2.5)
+    assert found(done("optimization-inversion", exchanged, closer, nearest)).yes
+
+
+def test_an_answer_says_in_how_many_domains_it_was_found():
+    flagged, undecided = (
+        row("auc", value, value - 0.1, value + 0.1, 0.5, n=40, domain=domain)
+        for value, domain in ((0.75, "cartoon"), (0.55, "photo"))
+    )
+
+    (answer,) = [one for one in found(done("property-inference", undecided, flagged)).answers if one.question == "what"]
+
+    assert answer.lead is not None
+    assert answer.lead.phrase.endswith("; flagged in 1 of 2 domains and sizes")
+
+
 def test_a_median_rank_is_no_link():
     ranks = row("median_rank", 6.0, 4.0, 8.0, 15.5, n=30)
 
