@@ -1,13 +1,13 @@
 """What attacks still read behind the defenses that reports recommend, on PACS.
 
-    FDGSEC_DATA=... python -m benchmarks.what_is_left    # an hour on one core; goes on where it stopped
+    FDGSEC_DATA=... python -m benchmarks.what_is_left    # hours on one core; goes on where it stopped
 
 Each case is `fdgsec attack` at 128 px with encoder `mini` (StableFDG: the first stage of the untrained tiny backbone;
 FedAlign: pixels), seed 0, profile quick, sketch unseen, and the attacks on whose data it is. Of each attack the row is
 kept that stands for it in the report (fdgsec.experiments.report.headlines), and behind a defense the same row, of the
-same measurement and slice, without it. Reports go to runs/what-is-left, the rows to
-benchmarks/results/what-is-left.json. `fdgsec.experiments.report.remedies` quotes them on pages, and notebook 02
-draws them."""
+same measurement and slice, of the same method with the same options and without the defense. Reports go to
+runs/what-is-left, the rows to benchmarks/results/what-is-left.json. `fdgsec.experiments.report.remedies` quotes them on
+pages, and notebook 02 draws them."""
 
 import argparse
 import json
@@ -38,9 +38,14 @@ class Case:
     assignments: Sequence[str] = ()
 
     @property
+    def method(self) -> str:
+        """The target with its options in words."""
+        return f"{self.target}, one style of all images" if self.assignments else self.target
+
+    @property
     def name(self) -> str:
         """The folder of its run."""
-        return f"{self.target}-{self.defense or 'none'}".replace(":", "-").replace(",", "-").replace("=", "-")
+        return f"{self.method}-{self.defense or 'none'}".translate(str.maketrans(":,= ", "----"))
 
 
 OF_ALL_IMAGES = ("method.local_clustering=false", "method.sigma=mixture")
@@ -48,18 +53,20 @@ OF_ALL_IMAGES = ("method.local_clustering=false", "method.sigma=mixture")
 NOISE = {"ccst-overall": 1, "ccst-single": 20, "stablefdg": 500, "fisc": 100, "fedalign": 1}
 """By target the size of style-noise that reports recommend."""
 KINDS = {"ccst-overall": POOLED, "ccst-single": ROWS, "stablefdg": POOLED, "fisc": POOLED, "fedalign": ROWS}
+STYLES = "private-styles:epsilon=8"
 CASES = [
     case
     for target, attacks in KINDS.items()
     for case in (
         Case(target=target, attacks=attacks),
+        *([Case(target=target, attacks=attacks, assignments=OF_ALL_IMAGES)] if target == "fisc" else []),
         Case(
-            target=target, attacks=attacks, defense="private-styles:epsilon=8",
-            assignments=OF_ALL_IMAGES if target == "fisc" else (),
+            target=target, attacks=attacks, defense=STYLES, assignments=OF_ALL_IMAGES if target == "fisc" else (),
         ),
         Case(target=target, attacks=attacks, defense=f"style-noise:p=0.1,scale={NOISE[target]}"),
     )
 ]  # fmt: skip
+"""The first case of a method has no defense."""
 
 
 def rows_of(case: Case, report: fdgsec.AttackReport, bare: fdgsec.AttackReport) -> list[dict[str, Any]]:
@@ -71,8 +78,8 @@ def rows_of(case: Case, report: fdgsec.AttackReport, bare: fdgsec.AttackReport) 
         row = None if finding is None else finding.row
         without = None if row is None else _same_row(row, next(one for one in bare.attacks if one.name == result.name))
         found.append({
-            "target": case.target, "defense": case.defense, "assignments": list(case.assignments),
-            "encoder": report.encoder, "attack": result.name,
+            "target": case.target, "method": case.method, "defense": case.defense,
+            "assignments": list(case.assignments), "encoder": report.encoder, "attack": result.name,
             "verdict": "none" if finding is None else finding.verdict,
             **({} if row is None else {
                 "measurement": row.name, "slice": dict(row.slice), "value": row.value, "low": row.low,
@@ -86,7 +93,7 @@ def rows_of(case: Case, report: fdgsec.AttackReport, bare: fdgsec.AttackReport) 
 def _same_row(row: Measurement, result: AttackResult) -> Measurement | None:
     """The measurement of another run with this one's name and slice; its metric is the best one for that run."""
 
-    def kind(one: Measurement, *left_out: str) -> tuple[str, dict[str, str]]:
+    def kind(one: Measurement, *left_out: str) -> tuple[str, dict[str, str | int]]:
         return one.name, {key: value for key, value in one.slice.items() if key not in left_out}
 
     exact = [one for one in result.measurements if kind(one) == kind(row)]
@@ -96,17 +103,22 @@ def _same_row(row: Measurement, result: AttackResult) -> Measurement | None:
 
 def in_words(rows: Sequence[Mapping[str, Any]], target: str, defense: str) -> str:
     """What is left of a target behind a defense, with the same row without it; pages quote it."""
-    bare = {row["attack"]: row for row in rows if row["target"] == target and not row["defense"]}
     said = []
     for row in rows:
         if (row["target"], row["defense"]) != (target, defense) or row.get("value") is None:
             continue
+        bare = _undefended(rows, row["method"])
         bounds = "" if row["low"] is None else f" [{short(row['low'])}, {short(row['high'])}]"
         said.append(
             f"{row['attack']}: {_word(row)} {rate(row['value'])}{bounds}, baseline {rate(row['baseline'])} "
             f"({_without(row, bare[row['attack']])})"
         )
     return "; ".join(said)
+
+
+def _undefended(rows: Sequence[Mapping[str, Any]], method: str) -> Mapping[str, Mapping[str, Any]]:
+    """By attack the row of a method without a defense."""
+    return {row["attack"]: row for row in rows if row["method"] == method and not row["defense"]}
 
 
 def _without(row: Mapping[str, Any], bare: Mapping[str, Any]) -> str:
@@ -127,11 +139,11 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows as a table of docs/results.md: a line for each case, a column for each attack."""
     attacks = ("set-reconstruction", "reidentification", "membership", "linkage")
     lines = ["| target | defense | " + " | ".join(attacks) + " |", "|---" * (2 + len(attacks)) + "|"]
-    for target, defense in dict.fromkeys((row["target"], row["defense"]) for row in rows):
-        found = {row["attack"]: row for row in rows if (row["target"], row["defense"]) == (target, defense)}
-        bare = {row["attack"]: row for row in rows if row["target"] == target and not row["defense"]}
+    for method, defense in dict.fromkeys((row["method"], row["defense"]) for row in rows):
+        found = {row["attack"]: row for row in rows if (row["method"], row["defense"]) == (method, defense)}
+        bare = _undefended(rows, method)
         cells = [_cell(found.get(attack), bare.get(attack)) for attack in attacks]
-        lines.append(f"| {target} | {f'`{defense}`' if defense else 'none'} | " + " | ".join(cells) + " |")
+        lines.append(f"| {method} | {f'`{defense}`' if defense else 'none'} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -170,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 case.target, dataset="pacs", image_size=128, attacks=case.attacks, out=folder,
                 defenses=(case.defense,) if case.defense else (), assignments=case.assignments,
             )  # fmt: skip
-        more = rows_of(case, report, bare.setdefault(case.target, report))  # the first case of a target has no defense
+        more = rows_of(case, report, bare.setdefault(case.method, report))
         rows += more
         print(case.name, *(f"{row['attack']}: {row.get('value')} ({row['verdict']})" for row in more), flush=True)
         RESULTS.write_text(json.dumps({"cases": len(CASES), "rows": rows}, indent=1) + "\n")
