@@ -1,6 +1,7 @@
-"""Writes the table of a registered run of the claims into docs/results.md.
+r"""Writes the table of a registered run of the claims into docs/results.md.
 
-python -m benchmarks.claims_table benchmarks/results/claims-registration-3/claims.json --withdrawn ccst-content
+python -m benchmarks.claims_table benchmarks/results/claims-registration-3/claims.json \
+    --withdrawn ccst-content --withdrawn fisc-no-additional-risk
 
 Of a claim whose verdict is withdrawn no number is given; the others' are those of the run, corrected as they were then.
 

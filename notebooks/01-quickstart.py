@@ -15,8 +15,8 @@
 #
 # CCST trains one classifier across several clients whose images look different, for example photographs and paintings.
 # So that each client can train on the others' styles, every client sends a *style*: for each channel of a public image
-# encoder, the mean and the standard deviation over its pixels. The paper argues that so few numbers cannot reveal
-# images.
+# encoder, the mean and the standard deviation over its pixels. The paper argues that one "can hardly
+# reconstruct" images from so few numbers.
 #
 # The notebook uses `shapes`, a bundled procedural dataset, so it needs no data and no network. **Shapes proves that the
 # mechanics work; nothing here is a finding about a method.** For results on real images, set `DATASET` to `"pacs"` and

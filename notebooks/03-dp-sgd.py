@@ -11,10 +11,10 @@
 # %% [markdown]
 # # What DP-SGD costs each method, and which methods it refuses
 #
-# DP-SGD trains so that no single image can be recovered from a model: each image's gradient is clipped to a length of
-# at most $C$, and every step adds Gaussian noise with standard deviation $zC$ to their sum. How much noise an
-# $\varepsilon$ needs follows from a formula, which applies only if each image's gradient depends on no other image.
-# Half of the methods for domain generalization compare images with each other, and most send more than a model.
+# DP-SGD bounds what a model tells about any single image: each image's gradient is clipped to a length of at most $C$,
+# and every step adds Gaussian noise with standard deviation $zC$ to their sum. How much noise an $\varepsilon$ needs
+# follows from a formula, which applies only if each image's gradient depends on no other image. Half of the methods for
+# domain generalization compare images with each other, and most send more than a model.
 #
 # Everything runs on the bundled `shapes`. **Shapes proves that the mechanics work; nothing here is a finding about a
 # method.** What was measured on real images stands at the end.

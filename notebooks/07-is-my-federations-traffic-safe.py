@@ -59,8 +59,8 @@ open_traffic.plot()
 # %% [markdown]
 # ## With a defense
 #
-# The same attacks behind calibrated noise on the styles. The guarantee bounds *every* attack; the numbers show those
-# that were run.
+# The same attacks behind calibrated noise on the styles. The guarantee bounds every attack that asks whether *one
+# image* was used, not one that recognizes a client by all of its images; the numbers show those that were run.
 
 # %%
 defended = fdgsec.attack("ccst-overall", defenses=["private-styles:epsilon=8"], **settings)

@@ -12,9 +12,9 @@
 # # The papers' claims, one cell each
 #
 # Five papers say what their messages do not reveal. fdgsec keeps these sentences in a ledger: literally, with what
-# would have to be true for each to hold, the attack that decides, and the rule, all fixed before the deciding data were
-# run. This notebook measures all of them and prints, for each, the sentence, the rule, and what the ledger's rule says
-# of the numbers. No verdict is written in this notebook.
+# would have to be true for each to hold, the attack that decides, and the rule; `docs/claims.md` says which numbers had
+# been seen before each was written. This notebook measures all of them and prints, for each, the sentence, the rule,
+# and what the ledger's rule says of the numbers. No verdict is written in this notebook.
 #
 # Everything runs on the bundled `shapes` with the small encoder `mini`. **Shapes proves that the mechanics work;
 # nothing here is a finding about a paper.** Claims about VGG styles stay undecided with `mini`, and claims whose images

@@ -91,7 +91,7 @@ WORDS: Mapping[str, str] = {
     "leaks slightly": "The interval excludes the baseline, also after Holm's correction over the report.",
     "leaks": "It also excludes the baseline plus a margin (.05 for AUC; the baseline again for hit rates).",
     "leaks strongly": "It lies half way or more from the baseline to a perfect attack.",
-    "no leak shown": "The interval contains the baseline and nothing beyond the margin.",
+    "no leak shown": "The interval reaches nothing beyond the margin: it holds the baseline, or lies on its safe side.",
     "undecided": "The interval contains both the baseline and a leak, the leak does not pass Holm's correction, or "
     "answers are wrong more often than the baseline.",
     "no evidence of protection": "The attack may not read the release, or ignores a defense: silence says nothing.",
