@@ -168,24 +168,43 @@ def _of(row: Mapping[str, Any]) -> str:
     return " (the same images twice)" if row["slice"].get("data") == "the same" else " (other images)"
 
 
+def kept(rows: Sequence[Mapping[str, Any]], case: Case, attacks: Sequence[str]) -> list[dict[str, Any]]:
+    """The stored rows of a case that are not of these attacks; none of a case that was not run."""
+    return [
+        {**row, "method": case.method}
+        for row in rows
+        if (row["target"], row["defense"], tuple(row["assignments"])) == (case.target, case.defense, case.assignments)
+        and row["attack"] not in attacks
+    ]
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the cases that are not there yet, and write the rows of all."""
-    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args(arguments)
+    """Run the cases that are not there yet, and write the rows of all.
+
+    With --attack, cases that were run before are run again by these attacks alone, and their other rows stay."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--attack", action="append", default=[])
+    only = parser.parse_args(arguments).attack
+    stored = json.loads(RESULTS.read_text())["rows"] if only else []
     rows: list[dict[str, Any]] = []
     bare: dict[str, fdgsec.AttackReport] = {}
     for case in CASES:
-        folder = RUNS / case.name
+        others = kept(stored, case, only)
+        attacks = [name for name in case.attacks if name in only] if others else case.attacks
+        folder = RUNS / "-".join([case.name, *(attacks if others else [])])
         if folder.is_dir():
             report = fdgsec.AttackReport.load(folder)
         else:
             report = fdgsec.attack(
-                case.target, dataset="pacs", image_size=128, attacks=case.attacks, out=folder,
+                case.target, dataset="pacs", image_size=128, attacks=attacks, out=folder,
                 defenses=(case.defense,) if case.defense else (), assignments=case.assignments,
             )  # fmt: skip
         more = rows_of(case, report, bare.setdefault(case.method, report))
-        rows += more
+        found = {row["attack"]: row for row in [*others, *more]}
+        rows += [found[name] for name in case.attacks]
         print(case.name, *(f"{row['attack']}: {row.get('value')} ({row['verdict']})" for row in more), flush=True)
-        RESULTS.write_text(json.dumps({"cases": len(CASES), "rows": rows}, indent=1) + "\n")
+        if not only or len(rows) >= len(stored):  # the rows that stay are read from there
+            RESULTS.write_text(json.dumps({"cases": len(CASES), "rows": rows}, indent=1) + "\n")
     write_table("results.md", "what is left", table(rows))
 
 

@@ -23,7 +23,7 @@ from fdgsec.nn.training.batches import TrainingSet, batch_of
 from fdgsec.nn.training.per_sample_gradients import PrivateTrainingError
 from fdgsec.nn.training.training_loop import Objective
 from fdgsec.nn.training.training_plan import TrainingPlan
-from fdgsec.privacy.dp_sgd import Versions
+from fdgsec.privacy.dp_sgd import Versions, private_steps
 from fdgsec.privacy.record_independence import GRADIENT_TOLERANCE, disturb
 from fdgsec.runtime.random_streams import stream
 
@@ -33,14 +33,18 @@ ROUNDS = 2
 """Rounds that a client takes part in: what it remembers of the first is used in the second."""
 GRADIENT = 0.01
 """Standard deviation of the gradients under which an optimizer is tried, small beside what it may add of its own."""
-STEPS = 2
-"""Movements of the network in place of each training: methods average over steps, or divide by their number."""
+STEPS = 20
+MOVED = 100_000_000
+"""The network is moved as often as it would be trained, but at most STEPS times, and no more often than gives so many
+numbers in all; twice at least. Methods average over steps, divide by their number, or do something in every fifth."""
 ANSWERED = 2
 """Replacements under which losses and gradients are compared too, which costs passes of the network."""
 Content = Literal["black", "noise"]
 """What replaces an image: a black one of the first class, or noise of the next one."""
 TOLERANCE = 1e-5
-"""Relative change of a loss or an entry of a network that rounding explains."""
+"""Relative change of a loss that rounding explains."""
+ENTRIES = 1e-6
+"""The same of the entries of a tensor, as a share of its length: small changes of many entries add up."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -49,7 +53,8 @@ class _Call:
     they were, and `settings` in which numbers of the client's images have no place.
 
     `held` is what an optimizer of the method's own remembers, by the names of the parameters, and `moved` by how much
-    its steps move these under the same gradients."""
+    its steps move these under the same gradients; `later` are the objective, the settings and what it remembers after
+    the steps, which a method is told of one by one."""
 
     network: Classifier
     data: TrainingSet
@@ -59,12 +64,14 @@ class _Call:
     settings: str
     held: Mapping[str, Tensor]
     moved: Mapping[str, Tensor]
+    later: tuple[Objective, str, Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Witness:
-    """A trainer that moves the network at random STEPS times, the same way whatever it is trained on, and keeps what it
-    was called with: a network that stayed where it was would hide what a method makes of the difference."""
+    """A trainer that moves the network at random, the same way whatever it is trained on, as often as it would be
+    trained (STEPS, MOVED), and keeps what it was called with: a network that stayed where it was would hide what a
+    method makes of the difference."""
 
     calls: list[_Call] = field(default_factory=list)
 
@@ -88,21 +95,28 @@ class _Witness:
         begun = deepcopy(model), {name: one.detach().clone() for name, one in others.items()}
         names = {id(one): name for name, one in [*others.items(), *model.named_parameters()]}
         options, held = _of_optimizer(optimizer, names)
-        moved, number = dict[str, Tensor](), len(self.calls)
-        self.calls.append(
-            _Call(
-                network=begun[0], data=data, objective=deepcopy(objective), plan=plan, beside=begun[1],
-                settings=f"{plan!r}, {options}, {round} of {rounds}", held=held, moved=moved,
-            )
-        )  # fmt: skip
-        for step in range(1, STEPS + 1):
-            if optimizer is not None:
+        moved, number, first = dict[str, Tensor](), len(self.calls), deepcopy(objective)
+        size = sum(one.numel() for one in model.parameters() if one.requires_grad)
+        most = max(2, min(STEPS, MOVED // max(size, 1)))
+        steps = min(private_steps(len(Versions.of(data)), plan), most)
+        for step in range(1, most + 1 if optimizer is not None else steps + 1):
+            if optimizer is not None:  # of all images of a client there are more steps than of these
                 _step(optimizer, names, stream(0, "world", "record preparation", "gradients", number, step), moved)
+            if step > steps:
+                continue
             with torch.no_grad():
                 disturb(model, stream(0, "world", "record preparation", "movement", number, step))
             if on_step is not None:
                 on_step(step, math.nan)  # as the private trainer does, which tells no loss
-        return {"steps": float(STEPS)}
+        later, kept = _of_optimizer(optimizer, names)
+        self.calls.append(
+            _Call(
+                network=begun[0], data=data, objective=first, plan=plan, beside=begun[1],
+                settings=f"{plan!r}, {options}, {round} of {rounds}", held=held, moved=moved,
+                later=(deepcopy(objective), later, kept),
+            )
+        )  # fmt: skip
+        return {"steps": float(steps)}
 
 
 def _of_optimizer(
@@ -114,15 +128,31 @@ def _of_optimizer(
     told, held = [type(optimizer).__name__], dict[str, Tensor]()
     for group in optimizer.param_groups:
         parameters = [names.get(id(one), "another") for one in group["params"]]
-        told.append(repr({**group, "params": parameters}))
+        told.append(repr({key: _described(value) for key, value in {**group, "params": parameters}.items()}))
     for one, memory in optimizer.state.items():
-        for key, value in memory.items():
-            name = f"{names.get(id(one), 'another')}.{key}"
+        whose = one if isinstance(one, str) else names.get(id(one), "another")
+        for key, value in memory.items() if isinstance(memory, Mapping) else [("", memory)]:
+            name = f"{whose}.{key}"
             if isinstance(value, Tensor):
                 held[name] = value.detach().clone()
             else:
-                told.append(f"{name} = {value!r}")
+                told.append(f"{name} = {_described(value)!r}")
     return "; ".join(told), held
+
+
+def _described(value: object) -> object:
+    """A value that says the same whenever it is the same: of other objects, whose words may hold an address, the type.
+
+    What these do shows in the optimizer's steps."""
+    if isinstance(value, Tensor):
+        return value.tolist()
+    if isinstance(value, torch.Generator):
+        return f"seed {value.initial_seed()}"
+    if isinstance(value, list | tuple):
+        return [_described(part) for part in value]
+    if isinstance(value, Mapping):
+        return {str(key): _described(part) for key, part in value.items()}
+    return value if value is None or isinstance(value, str | int | float) else type(value).__name__
 
 
 def _step(
@@ -160,9 +190,10 @@ def mixed_records(method: Method, client: Client, *, model: GlobalModel, inbox: 
     is trained: the network is moved at random, the same way each time. Compared are the images and labels of records
     that were not replaced, the network that training starts from, its plan, what its optimizer holds and how far it
     steps under the same gradients, what is trained beside it, the losses and gradients of these records there and near
-    by, and what the method makes of the moved network. Where there are more images, all of them are then prepared for
-    one round, with and without all but some of one class replaced. Not found: what changes in rounds after the next
-    alone, and in training that does not call the trainer (fdgsec.federation.dp_sgd_joint)."""
+    by, before and after the method was told of the steps, and what the method makes of the moved network. Where there
+    are more images, all of them are then prepared, with and without all but some of one class replaced. Not found: what
+    changes in rounds after the next or after STEPS steps alone, and in training that does not call the trainer
+    (fdgsec.federation.dp_sgd_joint)."""
     if not len(client.data):
         return ""
     count = min(len(client.data), MOST)
@@ -181,10 +212,12 @@ def mixed_records(method: Method, client: Client, *, model: GlobalModel, inbox: 
     kept = client.data.labels == client.data.labels[clock.round % len(client.data)]  # else no class would be missing
     kept &= kept.cumsum(0) <= MOST
     other = _with_others(client, client.data, kept, "black")
-    (once,), (again,) = (
-        _prepared(method, one, one.data, model=model, inbox=inbox, clock=clock, rounds=1) for one in (client, other)
+    whole, changed = (
+        _prepared(method, one, one.data, model=model, inbox=inbox, clock=clock, rounds=ROUNDS)
+        for one in (client, other)
     )
-    return _difference(once, again, kept, answered=True)
+    reasons = (_difference(once, again, kept, answered=True) for once, again in zip(whole, changed, strict=True))
+    return next(filter(None, reasons), "")
 
 
 def _with_others(client: Client, data: DomainDataset, kept: Tensor, content: Content) -> Client:
@@ -256,7 +289,9 @@ def _difference(usual: _Round, other: _Round, kept: Tensor, *, answered: bool) -
             _same_state(one.network.state_dict(), two.network.state_dict()) and _same_state(one.beside, two.beside)
         ):
             return "the network that training starts from changes where images do"
-        if not (_same_state(one.held, two.held) and _same_movement(one.moved, two.moved)):
+        (_, options, kept_later), (_, again_options, again_later) = one.later, two.later
+        remembered = _same_state(one.held, two.held) and _same_state(kept_later, again_later)
+        if not (remembered and options == again_options and _same_movement(one.moved, two.moved)):
             return "what its optimizer holds or adds changes where images do"
         if answered and len(entries) and not _same_answers(_answers(one, entries[:MOST]), _answers(two, again[:MOST])):
             return "the loss or gradient of an image changes where other images do"
@@ -291,10 +326,18 @@ def _same_movement(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> bool
 
 def _same_state(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> bool:
     return one.keys() == two.keys() and all(
-        value.shape == two[name].shape
-        and torch.allclose(value.double(), two[name].double(), rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
+        value.shape == two[name].shape and _same_entries_of(value.double(), two[name].double())
         for name, value in one.items()
     )
+
+
+def _same_entries_of(one: Tensor, two: Tensor) -> bool:
+    """Whether two tensors are the same up to rounding, by the length of their difference; NaN beside NaN."""
+    if not torch.equal(one.isfinite(), two.isfinite()):
+        return False
+    known = one.isfinite()
+    same = torch.equal(one[~known].nan_to_num(), two[~known].nan_to_num())
+    return same and bool((one[known] - two[known]).norm() <= ENTRIES * one[known].norm())
 
 
 _Answers = Sequence[tuple[Tensor, Sequence[Tensor]]]
@@ -302,17 +345,17 @@ _Answers = Sequence[tuple[Tensor, Sequence[Tensor]]]
 
 def _answers(call: _Call, entries: Tensor) -> _Answers:
     """The losses of entries under the call's objective, and the gradient of a sum of them, with fixed draws: at the
-    call's network and at one near by."""
+    call's network and at one near by, there under the objective as it is after the steps too."""
     device = next(call.network.parameters()).device
     near, found = deepcopy(call.network), []
     with torch.no_grad():
         disturb(near, stream(0, "world", "record preparation", "near by"))
     weights = torch.randn(len(entries), generator=stream(0, "world", "record preparation", "weights"))
-    for network in (deepcopy(call.network), near):
+    for network, objective in ((deepcopy(call.network), call.objective), (near, call.objective), (near, call.later[0])):
         rng = stream(0, "world", "record preparation", "views")
         batch = batch_of(call.data, entries, call.plan, rng, device=device, layout=torch.contiguous_format)
         with torch.random.fork_rng(devices=[]):  # a Dropout layer draws the same each time
-            losses = deepcopy(call.objective)(batch, network)  # either may learn
+            losses = deepcopy(objective)(batch, network)  # either may learn
         trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
         total = (losses * weights.to(losses)).sum()
         parts = torch.autograd.grad(total, trained, allow_unused=True) if total.requires_grad else []

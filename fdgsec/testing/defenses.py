@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import torch
 
+from fdgsec.experiments.audit.divided_clients import moved_too_far
+from fdgsec.experiments.audit.neighboring_clients import Site
 from fdgsec.experiments.audit.noise_of_records import same_cost
 from fdgsec.experiments.run_config import RunConfig, made
 from fdgsec.experiments.setup.defenses import statistic_source_of
@@ -54,6 +56,7 @@ def check_defense(given: object, *, method: object = None) -> None:
             expect(False, "a mechanism names its stages, and nothing else pays or reads records", str(error))
             raise
         again = federated(works_with, members, recode=False, defense_stack=stack, start=start)
+        _check_moves(works_with, stack, start)
     expect(first.same_bytes == again.same_bytes, "the same seed gives the same bytes", "two defended runs differ")
     kinds = [{(one.stage, one.slot, one.artifact.kind) for one in run.passed} for run in (plain, first)]
     said = f"{sorted(kinds[0] ^ kinds[1])} of stage, slot and kind"
@@ -124,6 +127,18 @@ def _check_costs_of_others(defense: Defense, method: Method, stack: DefenseStack
     for slot, uses in costs[0].items():
         same = all(same_cost(uses, other.get(slot)) for other in costs[1:])
         expect(same, "a cost does not depend on the records", f"that of {slot!r} is another one for other images")
+
+
+def _check_moves(method: Method, stack: DefenseStack, start: GlobalModel) -> None:
+    """Check that one image moves what a client shares no further than its cost allows, where that image decides."""
+    clock = Clock(round=0, rounds=2, participants=CLIENT_NAMES)
+    site = Site(method=method, client=four_clients()[0], model=start, defense_stack=stack, clocks=(clock,), seed=0)
+    for one in moved_too_far(site, stack):
+        expect(
+            False, "a release moves with one image no further than its cost allows",
+            f"{one.release.slot!r} moves by {one.distance:.1f} standard deviations of its noise; {one.allowed:.1f} are "
+            "allowed",
+        )  # fmt: skip
 
 
 def _check_protected(made_of: Sequence[Protected | None], sent: Passed, what: str) -> None:

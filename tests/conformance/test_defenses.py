@@ -16,7 +16,11 @@ from fdgsec.privacy.guarantees import PlannedGuarantee
 from fdgsec.runtime.registry import DEFENSES
 from fdgsec.runtime.secret_streams import SecretStream
 from fdgsec.testing import BrokenPromiseError, check_defense
-from tests.support.broken_defenses import StylesClippedAtTheirMedian
+from tests.support.broken_defenses import (
+    StylesClippedAboutTheirMedian,
+    StylesClippedAtTheirMedian,
+    StylesOfTheMostFrequentClass,
+)
 
 OPTIONS: Mapping[str, dict[str, object]] = {"dp-sgd": {"noise_multiplier": 1.0}}
 SINGLE = CCST(style="single", k=2, styles_per_client=10)
@@ -126,6 +130,10 @@ class DoesNothing(Quantize):
         (
             StylesClippedAtTheirMedian(epsilon=4.0),
             "a cost does not depend on the records: that of 'style' is another one",
+        ),
+        *(
+            (liar(epsilon=4.0), "a release moves with one image no further than its cost allows: 'style' moves by")
+            for liar in (StylesClippedAboutTheirMedian, StylesOfTheMostFrequentClass)
         ),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",

@@ -343,6 +343,32 @@ class StylesClippedAtTheirMedian(StylesFromA32BitSeed):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StylesClippedAboutTheirMedian(StylesFromA32BitSeed):
+    """Clips about the median of the client's own images, number by number, and adds it again without noise on it."""
+
+    def _mean(self, outgoing: Outgoing, frame: Frame, rng: SecretStream) -> Protected:
+        assert isinstance(frame.region, Ball)
+        rows = frame.released_statistic.about(outgoing.sender.records, frame.about)
+        rows = (rows - frame.region.center) / frame.region.scale
+        noise, uses = self._calibrated_noise(outgoing, sensitivity_of_mean(frame.region, len(rows)))
+        middle = rows.median(0).values
+        mean = middle + clip_rows(rows - middle, frame.region.bound).mean(0) + noise * rng.normal(rows.shape[1])
+        return Protected(artifact=frame.artifact(mean, like=outgoing.artifact, images=len(rows)), uses=uses)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StylesOfTheMostFrequentClass(StylesFromA32BitSeed):
+    """Sends the mean over the images of the most frequent class, with the noise of a mean over all images."""
+
+    def _mean(self, outgoing: Outgoing, frame: Frame, rng: SecretStream) -> Protected:
+        coordinates = frame.coordinates(outgoing.sender.records)
+        noise, uses = self._calibrated_noise(outgoing, sensitivity_of_mean(frame.region, len(coordinates)))
+        labels = outgoing.sender.client.data.labels
+        mean = coordinates[labels == labels.mode().values].mean(0) + noise * rng.normal(coordinates.shape[1])
+        return Protected(artifact=frame.artifact(mean, like=outgoing.artifact, images=len(coordinates)), uses=uses)
+
+
+@dataclass(frozen=True, kw_only=True)
 class StylesWithNoiseOfTheirOwnSpread(StylesFromA32BitSeed):
     """Adds noise that is larger where the client's images differ more, and states the same cost for all."""
 

@@ -22,6 +22,7 @@ from types import FrameType
 import torch
 from torch import Tensor
 
+from fdgsec.experiments.audit.divided_clients import moved_too_far
 from fdgsec.experiments.audit.gradient_canaries import one_layer
 from fdgsec.experiments.audit.message_canaries import DIRECTIONS, noise_coordinates
 from fdgsec.experiments.audit.neighboring_clients import Release, Site, numbers
@@ -53,7 +54,8 @@ class NoiseChecks:
     releases of which two numbers have the same noise, `shapes` those whose noise is not Gaussian, `of_records` those
     whose noise or cost depends on the records, `thin` those of which some direction has less noise than the numbers,
     and `left_out` those where that is sure. Whether it hides too little is for a canary to tell, which those `bounded`
-    have: noise that was projected with the mean that it hides, onto public directions, is sound. `seeding` tells
+    have: noise that was projected with the mean that it hides, onto public directions, is sound. `moved` are releases
+    that one image moves further than their cost allows, each with both distances in words. `seeding` tells
     whether a release calls `manual_seed`, which keeps 32 bits."""
 
     releases: int = 0
@@ -66,6 +68,7 @@ class NoiseChecks:
     left_out: Sequence[str] = ()
     bounded: Sequence[str] = ()
     of_records: Sequence[str] = ()
+    moved: Sequence[str] = ()
     seeding: bool = False
 
     @property
@@ -88,6 +91,7 @@ class NoiseChecks:
             "noise is not Gaussian, as its cost says": bool(self.shapes),
             "noise leaves directions out": not set(self.left_out) <= set(self.bounded),
             "noise depends on the records that it hides": bool(self.of_records),
+            "one image moves a release further than its cost allows": bool(self.moved),
         }
 
     def line(self) -> str:
@@ -101,6 +105,7 @@ class NoiseChecks:
             for release in self.thin
         ]
         said += [f"the noise or cost of {release} changes where its records do" for release in self.of_records]
+        said += [f"one image moves {release}" for release in self.moved]
         if self.alike is not None:
             said.insert(0, "releases {} and {} of the same records are alike".format(*self.alike))
         elif self.states_bits is not None:
@@ -153,6 +158,11 @@ def check_messages(runs: Sequence[Release], site: Site, place: int, *, releases:
     checks = NoiseChecks(
         confidence=confidence, correlated=[*_correlated(given, sent), *shared], within=within, shapes=shapes,
         of_records=[named_release(one) for one in depend_on_records(site, alone)],
+        moved=[
+            f"{named_release(one.release)} by {one.distance:.1f} standard deviations of its noise, {one.allowed:.1f} "
+            "allowed"
+            for one in moved_too_far(site, alone)
+        ],
     )  # fmt: skip
     if not releases or len(sent("size", first)) < FEWEST_NUMBERS:
         return checks

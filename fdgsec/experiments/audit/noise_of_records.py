@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fdgsec.experiments.audit.message_canaries import noise_coordinates
 from fdgsec.experiments.audit.neighboring_clients import Release, Site, numbers, releases_of
-from fdgsec.experiments.audit.noise_shape import FEWEST_INDEPENDENT, independent_numbers, standardized
+from fdgsec.experiments.audit.noise_shape import independent_numbers, standardized
 from fdgsec.experiments.audit.noise_within import DRAWS, draws_within
 from fdgsec.federation.artifacts import Artifact
 from fdgsec.federation.defense import Uses
@@ -84,7 +84,7 @@ def _sizes_differ(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> b
     counted = min(
         independent_numbers(standardized(each, torch.ones_like(each, dtype=torch.bool))) for each in (ones, others)
     )
-    if counted < FEWEST_INDEPENDENT:
+    if counted < 1:
         return False
     ratio = (ones.var(0) / others.var(0)).log().mean()
     return abs(float(ratio)) > DEVIATIONS * math.sqrt(4 / ((DRAWS - 1) * counted))

@@ -40,7 +40,7 @@ def draws_within(
     """At most so many numbers (runs, D) of what leaves for `release`, drawn many times, and which were not cut.
 
     `read` gives an artifact's numbers (D,) as the mechanism adds noise to them, in the order of its tensors. Draws in
-    which a number was cut (to its least value, if that comes again) are left out for it."""
+    which a number was cut (to its least or greatest value, if that comes again) are left out for it."""
     found, raw = list[Tensor](), list[Tensor]()
     for run in range(runs):
         artifact = release.sent(replace(defense_stack, name=f"{defense_stack.name}/within/{run}"))[0]
@@ -48,8 +48,10 @@ def draws_within(
         raw.append(numbers(artifact)[chosen])
         found.append(read(artifact)[chosen])
     values = torch.stack(raw)
-    at_least = values == values.amin(0)
-    return torch.stack(found), ~(at_least & (at_least.sum(0) > 1))
+    cut = torch.zeros_like(values, dtype=torch.bool)
+    for end in (values == values.amin(0), values == values.amax(0)):
+        cut |= end & (end.sum(0) > 1)
+    return torch.stack(found), ~cut
 
 
 def alike(draws: Tensor, valid: Tensor | None = None) -> bool:

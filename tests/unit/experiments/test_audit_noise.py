@@ -17,6 +17,7 @@ AGAIN = "noise comes again"
 BOUND = "bounds lie above the claim"
 SHAPE = "noise is not Gaussian, as its cost says"
 THIN = "noise leaves directions out"
+MOVES = "one image moves a release further than its cost allows"
 SIZE = "the size of the noise tells how many records there are"
 FAULTS = [
     ("StylesFromA12BitSeed", "ccst-overall", "private-styles:epsilon=4", "--runs 20 --distinct-releases 512", AGAIN),
@@ -67,7 +68,8 @@ def test_noise_that_one_direction_does_not_show_is_found(
     )
 
     found = json.loads((tmp_path / "audit.json").read_text())
-    assert (code, found["faults"]) == (1, [fault])
+    assert code == 1
+    assert {fault} <= set(found["faults"]) <= {fault, MOVES}  # one image moves a number with little noise far
 
 
 def audit(out: Path, target: str, defense: str, options: str, *, seed: int = 0) -> dict[str, object]:
@@ -133,6 +135,22 @@ def test_noise_that_depends_on_the_records_is_found(broken: str, tmp_path: Path,
 
     assert found["code"] == 1
     assert "noise depends on the records that it hides" in str(found["faults"])
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("broken", ["StylesClippedAboutTheirMedian", "StylesOfTheMostFrequentClass"])
+@pytest.mark.parametrize("target", ["ccst-overall", "stablefdg"])
+def test_a_mean_that_one_deciding_image_moves_is_found(
+    broken: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Between clients of which one had a black image more than half, releases were 4.6 to 8 deviations apart, .92 allowed,
+    and along the canary's direction bounded by 0 to 1.3 of a stated epsilon of 4."""
+    monkeypatch.setitem(DEFENSES, "private-styles", f"tests.support.broken_defenses:{broken}")  # type: ignore[arg-type]
+
+    found = audit(tmp_path, target, "private-styles:epsilon=4", "--runs 20 --distinct-releases 0 --encoder mini")
+
+    assert found["code"] == 1
+    assert found["faults"] == [MOVES]
 
 
 @pytest.mark.slow
