@@ -18,8 +18,12 @@ which are linked to clean ones, or on "both", with independent draws. Distances 
   one direction among many. Who belongs to whom is not used.
 * `equal numbers` (two different releases, without noise): minus the number of coordinates that are the same in both
   vectors up to float32's precision, and in no other pair of vectors. Noise on all numbers but one, which was forgotten,
-  leaves no distance that tells clients apart."""
+  leaves no distance that tells clients apart.
+* `columns that come again` (the same): the sum of absolute differences over the coordinates whose values, sorted, are
+  nearly those of the other release, in mean absolute deviations. They are those that were sent without noise, be they
+  rounded (float16, five digits) or codes that several clients share. Who belongs to whom is not used."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -40,6 +44,9 @@ from fdgsec.threats.positive_control_data import upload
 SPREAD = "median over columns of the standard deviation between clients (n-1)"
 SAME = 2.0**-22
 """Relative difference of two numbers that are one number: float32 rounds by up to a quarter of it."""
+RECURS = 0.1
+"""A coordinate comes again where its sorted values differ by less than this times 1 / sqrt(N) of their spread: between
+two independent draws of N values they differ by about 1 / sqrt(N)."""
 CLIENTS, CHANNELS, TELLING = 12, 64, 6
 """The positive control: clients, channels, and how many means and stds tell clients apart."""
 
@@ -60,6 +67,9 @@ def link_releases(population: Population, ring: torch.Generator | None = None) -
         distances["whitened"] = euclidean_distances(_whitened(each), seen, second)
         both = (torch.stack([numbers[n] for n in part]) for part in (seen, second))
         distances["equal numbers"] = _equal_numbers(*both)
+        again = recurring(*(torch.stack([numbers[n] for n in part]) for part in (known.everyone or first, second)))
+        if bool(again.any()):
+            distances["columns that come again"] = _apart(numbers, seen, second, again)
     answers: list[Answer] = []
     for name, apart in distances.items():
         answers += rankings(known, {"distance": name, "noise": "none"}, apart, descriptive=known.unchanged)
@@ -141,6 +151,27 @@ def _equal_numbers(first: Tensor, second: Tensor) -> Tensor:
     return -agreement
 
 
+def recurring(first: Tensor, second: Tensor) -> Tensor:
+    """Which coordinates (D,) have nearly the same values in both releases (N, D), whoever sent them."""
+    if len(first) != len(second):
+        return torch.zeros(first.shape[1], dtype=torch.bool)
+    gap = (first.sort(0).values - second.sort(0).values).abs().mean(0)
+    spread = _deviation(second)
+    return (spread > 0) & (gap <= RECURS / math.sqrt(len(second)) * spread)
+
+
+def _deviation(rows: Tensor) -> Tensor:
+    """The mean absolute deviation of each coordinate from its median."""
+    return (rows - rows.median(0).values).abs().mean(0)
+
+
+def _apart(numbers: Mapping[int, Tensor], first: Sequence[int], second: Sequence[int], kept: Tensor) -> Tensor:
+    """The sums of absolute differences (first, second) over the coordinates `kept`, each in its deviations."""
+    own, others = (torch.stack([numbers[n][kept] for n in part]) for part in (first, second))
+    scale = _deviation(others)
+    return torch.cdist(own / scale, others / scale, p=1.0)
+
+
 def _in_own_units(numbers: Mapping[int, Tensor]) -> dict[int, Tensor]:
     """Each vector's means about their mean, its stds about theirs, and all at a length of 1: sums over other numbers of
     images, and codes with a scale and an offset of each vector, are what they were."""
@@ -171,13 +202,14 @@ def planted_vectors(knowledge: Knowledge, levels: Sequence[float], rng: torch.Ge
     """Twelve clients that a tenth of the coordinates tell apart, by a hundred times the largest of `levels`.
 
     Other coordinates have standard deviation 1, so that levels in units of it and of 1 are alike. The second releases
-    differ from the first by a hundredth of that."""
+    differ from the first by a hundredth of that, but in one number."""
     far = 100 * max([1.0, *levels])
     numbers = torch.randn(CLIENTS, 2 * CHANNELS, generator=rng, dtype=torch.float64)
     telling = torch.cat([torch.arange(TELLING), CHANNELS + torch.arange(TELLING)])
     numbers[:, telling] *= far
     numbers[:, CHANNELS:] += 10 * far  # no std is negative
     again = numbers + 0.01 * torch.randn(numbers.shape, generator=rng, dtype=torch.float64)
+    again[:, 0] = numbers[:, 0]  # one number comes again as it was
     order = torch.randperm(CLIENTS, generator=rng)
     cases, truths = [], []
     for half, rows in (("A", numbers), ("B", again[order])):
