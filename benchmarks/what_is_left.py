@@ -181,7 +181,8 @@ def kept(rows: Sequence[Mapping[str, Any]], case: Case, attacks: Sequence[str]) 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the cases that are not there yet, and write the rows of all.
 
-    With --attack, cases that were run before are run again by these attacks alone, and their other rows stay."""
+    With --attack, cases that were run before, and whose report is gone, are run again by these attacks alone, and their
+    other rows stay."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--attack", action="append", default=[])
     only = parser.parse_args(arguments).attack
@@ -189,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows: list[dict[str, Any]] = []
     bare: dict[str, fdgsec.AttackReport] = {}
     for case in CASES:
-        others = kept(stored, case, only)
+        others = [] if (RUNS / case.name).is_dir() else kept(stored, case, only)
         attacks = [name for name in case.attacks if name in only] if others else case.attacks
         folder = RUNS / "-".join([case.name, *(attacks if others else [])])
         if folder.is_dir():

@@ -152,18 +152,18 @@ rows = json.loads((root / "benchmarks" / "results" / "what-is-left.json").read_t
 for row in rows:
     value = "" if row.get("value") is None else f"{row['measurement']} {row['value']:.3g}"
     bounds = "" if row.get("low") is None else f"[{row['low']:.3g}, {row['high']:.3g}], baseline {row['baseline']:.3g}"
-    asked = f"{row['target']:<13} {row['defense'] or 'no defense':<30} {row['attack']:<19}"
+    asked = f"{row['method']:<29} {row['defense'] or 'no defense':<30} {row['attack']:<19}"
     print(asked, value, bounds, row["verdict"])
 
 # %% tags=["from-pacs"]
 ASKED = ("set-reconstruction", "reidentification", "membership")
 shown = [row for row in rows if row["attack"] in ASKED and row.get("low") is not None and row["high"] <= 1]
-targets = list(dict.fromkeys(row["target"] for row in shown))
+methods = list(dict.fromkeys(row["method"] for row in shown))
 figure, axes = plt.subplots(
-    1, len(targets), figsize=(2.6 * len(targets), 3.4), sharey=True, squeeze=False, layout="constrained"
+    1, len(methods), figsize=(2.6 * len(methods), 3.4), sharey=True, squeeze=False, layout="constrained"
 )
-for axis, target in zip(axes[0], targets, strict=True):
-    mine = [row for row in shown if row["target"] == target]
+for axis, method in zip(axes[0], methods, strict=True):
+    mine = [row for row in shown if row["method"] == method]
     for place, row in enumerate(mine):
         bounds = [[row["value"] - row["low"]], [row["high"] - row["value"]]]
         color = COLORS.get(row["verdict"].partition(":")[0], "#777777")
@@ -171,7 +171,7 @@ for axis, target in zip(axes[0], targets, strict=True):
         axis.plot([place - 0.3, place + 0.3], [row["baseline"]] * 2, color="black", linestyle=":")
     names = [f"{row['attack'].partition('-')[0]}, {row['defense'].partition(':')[0] or 'none'}" for row in mine]
     axis.set_xticks(range(len(mine)), names, rotation=90, fontsize=8)
-    axis.set_title(target, fontsize=10)
+    axis.set_title(method.replace(", ", ",\n"), fontsize=10)
 axes[0, 0].set_ylabel("rate, or AUC; dotted: baseline")
 
 # %% [markdown]

@@ -65,7 +65,7 @@ CCST's pooled style, at which no list is exact."""
 MEASURED: Mapping[tuple[str, str], str] = {
     ("ccst-overall", "private-styles:epsilon=8"): (
         "set-reconstruction: AUC .60 [.56, .63], baseline .50 (without it 1.00); membership: AUC .57 [.55, .59], "
-        "baseline .50 (without it .999); linkage: top-1 rate .43 [.23, .63], baseline .03 (without it 1.00)"
+        "baseline .50 (without it .999); linkage: top-1 rate .43 [.23, .63], baseline .10 (without it 1.00)"
     ),
     ("ccst-overall", "style-noise:p=0.1,scale=1"): (
         "set-reconstruction: AUC .60 [.56, .64], baseline .50 (without it 1.00); membership: AUC .59 [.58, .61], "
@@ -77,12 +77,12 @@ MEASURED: Mapping[tuple[str, str], str] = {
     ),
     ("ccst-single", "style-noise:p=0.1,scale=20"): (
         "reidentification: top-1 rate .02 [.02, .04], baseline .001 (without it 1.00); membership: AUC .62 [.58, "
-        ".65], baseline .50 (without it 1.00); linkage: median rank 10.00 [6.00, 11.00], baseline 15.50 (without "
-        "it 9.50)"
+        ".65], baseline .50 (without it 1.00); linkage: top-1 rate .07 [.01, .22], baseline .03 (without it .03)"
     ),
     ("stablefdg", "private-styles:epsilon=8"): (
-        "set-reconstruction: precision .11 [.07, .30], baseline .05 (without it 1.00); membership: AUC .59 [.57, "
-        ".61], baseline .50 (without it .91); linkage: top-1 rate .37 [.18, .56], baseline .03 (without it 1.00)"
+        "set-reconstruction: precision .11 [.08, .30], baseline .05 (without it 1.00); membership: AUC .59 [.57, "
+        ".61], baseline .50 (without it .91); linkage: median rank 2.00 [1, 3.00], baseline 5.50 (without it "
+        "1.00)"
     ),
     ("stablefdg", "style-noise:p=0.1,scale=500"): (
         "set-reconstruction: exact lists 0 [0, .22], baseline <.001 (without it 1.00); membership: AUC .49 [.47, "
@@ -90,20 +90,20 @@ MEASURED: Mapping[tuple[str, str], str] = {
     ),
     ("fisc", "private-styles:epsilon=8"): (
         "set-reconstruction: AUC .60 [.56, .63], baseline .50 (without it 1.00); membership: AUC .57 [.55, .59], "
-        "baseline .50 (without it .76); linkage: top-1 rate .43 [.23, .63], baseline .03 (without it 1.00)"
+        "baseline .50 (without it .999); linkage: top-1 rate .43 [.23, .63], baseline .10 (without it 1.00)"
     ),
     ("fisc", "style-noise:p=0.1,scale=100"): (
         "set-reconstruction: exact lists 0 [0, .22], baseline <.001 (without it 1.00); membership: AUC .50 [.48, "
         ".53], baseline .50 (without it .76); linkage: top-1 rate .03 [.001, .17], baseline .03 (without it .03)"
     ),
     ("fedalign", "private-styles:epsilon=8"): (
-        "reidentification: median rank 330.50 [302.00, 363.00], baseline 425.50 (without it 1.00); membership: AUC"
-        " .49 [.47, .51], baseline .50 (without it 1.00); linkage: top-1 rate 0 [0, .12], baseline .03 (without it"
-        " 0)"
+        "reidentification: median rank 330.50 [302.00, 363.00], baseline 425.50 (without it 1.00); membership: "
+        "AUC .49 [.47, .51], baseline .50 (without it 1.00); linkage: top-1 rate .10 [.02, .27], baseline .10 "
+        "(without it 0)"
     ),
     ("fedalign", "style-noise:p=0.1,scale=1"): (
-        "reidentification: top-1 rate .01 [.004, .02], baseline .001 (without it 1.00); membership: AUC .55 [.52, "
-        ".57], baseline .50 (without it 1.00); linkage: top-1 rate 0 [0, .12], baseline .03 (without it 0)"
+        "reidentification: top-1 rate .01 [.004, .02], baseline .001 (without it 1.00); membership: AUC .55 [.52,"
+        " .57], baseline .50 (without it 1.00); linkage: top-1 rate .03 [.001, .17], baseline .10 (without it 0)"
     ),
 }
 """What is left, by target and defense: the rows of `benchmarks/what_is_left.py`."""
