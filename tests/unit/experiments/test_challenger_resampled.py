@@ -62,7 +62,7 @@ def test_the_partner_of_a_client_of_several_domains_is_sought_among_those_of_its
 
     for number, (_, truth) in enumerate(cases[:7]):
         assert truth.alike == sorted(partners[other] or 0 for other in range(number % domains, 7, domains))
-        assert truth.partner in truth.alike
+        assert truth.partner in (truth.alike or ())
     of_one = challenger_of(roles, CCST()).cases(Question(kind="halves", count=4, records=3))
     assert all(truth.alike == [0, 1, 2, 3] for case, truth in of_one if case.slice["half"] == "A")
 

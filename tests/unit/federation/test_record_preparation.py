@@ -219,11 +219,12 @@ class _Kept(torch.optim.SGD):
 
     def __init__(self, parameters: Sequence[Tensor], *, lr: float) -> None:
         super().__init__(parameters, lr=lr)
-        self.state["step"] = 0
+        self.numbers: Any = self.state  # typed by tensors, though public optimizers keep other keys in it
+        self.numbers["step"] = 0
         self.param_groups[0] |= {"generator": torch.Generator().manual_seed(1), "rate": lambda step: 1 / (1 + step)}
 
     def step(self, closure: Any = None) -> Any:
-        self.state["step"] += 1
+        self.numbers["step"] += 1
         return super().step(closure)
 
 
