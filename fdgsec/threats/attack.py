@@ -135,9 +135,8 @@ class Truth:
     `images` (R, 3, H, W) uint8, `labels` and `domains` (R,) of the released rows (`images` of a pooled release: some of
     those behind it); `statistic` (R, 2C) the linear statistic of the records; `partner` the number of the case (within
     its slice) that comes from the same client, and `alike` those of all clients of its domain, in order (None: of all
-    clients); `proportions` (classes,) and `domain_shares` (domains,) the shares of
-    the client's images; `cluster_sizes` (candidates,) the number of images that a member was averaged with, 0 for
-    others; `harm` the effect of a forgery."""
+    clients); `proportions` (classes,) and `domain_shares` (domains,) the shares of the client's images; `cluster_sizes`
+    (candidates,) the number of images that a member was averaged with, 0 for others; `harm` the effect of a forgery."""
 
     members: Tensor | None = None
     rows: Tensor | None = None

@@ -72,6 +72,8 @@ def _moved(one: Release, other: Release, defense_stack: DefenseStack) -> Moved |
     read = noise_coordinates(defense_stack, one, "record")
     drawn = [draws_within(each, defense_stack, read, runs=DRAWS) for each in (one, other)]
     whole = drawn[0][1].all(0) & drawn[1][1].all(0)
+    if not bool(whole.any()):  # every number was cut, or comes again
+        return None
     distance, error = _distance(*(draws[:, whole] for draws, _ in drawn))
     if distance - DEVIATIONS * error <= FACTOR * allowed:
         return None
