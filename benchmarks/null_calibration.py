@@ -150,8 +150,8 @@ def _exchanged(truth: Truth, giver: Truth) -> Truth:
     """Take from another case of the slice what is about the whole client, or about its only row."""
     single = truth.statistic is not None and len(truth.statistic) == 1
     return replace(
-        truth, partner=giver.partner, proportions=giver.proportions, domain_shares=giver.domain_shares,
-        statistic=giver.statistic if single else truth.statistic,
+        truth, partner=giver.partner, alike=giver.alike, proportions=giver.proportions,
+        domain_shares=giver.domain_shares, statistic=giver.statistic if single else truth.statistic,
     )  # fmt: skip
 
 
