@@ -271,9 +271,9 @@ def open_recording(folder: Path, *, run: str = "", afresh: bool = True) -> Recor
     """Begin a recording in `folder`; unless `afresh`, go on with one that another process began.
 
     Raises UsageError for a folder that holds anything else."""
-    if folder.is_file() or (folder.is_dir() and any(folder.iterdir()) and not (folder / RECORDING).is_file()):
-        raise UsageError(f"{folder} holds files that are no recording; name a new or empty folder.")
-    with _writing, locked(folder, what="the recording", waiting=_nothing):
+    with _writing, locked(folder, what="the recording", waiting=_nothing):  # one that is being begun has no notes
+        if folder.is_file() or (folder.is_dir() and any(folder.iterdir()) and not (folder / RECORDING).is_file()):
+            raise UsageError(f"{folder} holds files that are no recording; name a new or empty folder.")
         if afresh or not (folder / RECORDING).is_file():
             folder.mkdir(parents=True, exist_ok=True)
             for old in (folder / SUMS, folder / "transcript.jsonl", *(folder / "payloads").glob("*.safetensors")):

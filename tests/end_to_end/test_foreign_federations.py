@@ -390,4 +390,4 @@ def test_a_foreign_flower_app_is_recorded_by_all_its_processes_and_attacked(tmp_
     )
 
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.splitlines()[-1] == "done 8 ['ModelState']"
+    assert done.stdout.splitlines()[-1] == "done 8 ['ModelState']", done.stderr[-4000:]

@@ -1,8 +1,10 @@
 """What a recorder is given and cannot record is refused with an error of fdgsec's own, and nothing of it is recorded."""
 
 import json
+import threading
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor
 
 import fdgsec
+from fdgsec.federation import recording
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.runtime.errors import ArtifactError, FdgsecError, UsageError
 
@@ -99,3 +102,27 @@ def test_tensors_that_require_gradients_and_views_are_recorded_as_their_numbers(
 def test_a_model_whose_names_no_file_holds_is_refused_where_it_is_made():
     with pytest.raises(ArtifactError, match="__metadata__"):
         ModelState(state={"__metadata__": torch.ones(2)})
+
+
+def test_a_process_waits_for_another_that_is_beginning_the_recording(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    halfway, go_on = threading.Event(), threading.Event()
+
+    def begin_slowly(path: Path, text: str) -> None:
+        (path.parent / "recording.json.half").write_text(text[:9])
+        halfway.set()
+        assert go_on.wait(20)
+        (path.parent / "recording.json.half").rename(path)
+        path.write_text(text)
+
+    monkeypatch.setattr(recording, "write_atomic", begin_slowly)
+    with ThreadPoolExecutor(2) as clients:
+        first = clients.submit(recording.open_recording, tmp_path / "wire", run="7", afresh=False)
+        assert halfway.wait(20)
+        second = clients.submit(recording.open_recording, tmp_path / "wire", run="7", afresh=False)
+        _, unfinished = wait([second], timeout=0.3)
+        go_on.set()
+
+        assert unfinished == {second}
+        assert first.result().folder == second.result().folder == tmp_path / "wire"
