@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fdgsec.attacks.set_reconstruction.box_least_squares import Array
 from fdgsec.attacks.set_reconstruction.cluster_errors import (
     records_of,
     release_in,
@@ -46,6 +47,8 @@ SWEEPS = 8
 """Times that each member of a list is drawn anew, while the temperature falls."""
 PULL = 8.0
 """Logits of membership per unit of weight that was found before; members' weights are about 1, others' 0."""
+AT_ONCE = 64
+"""Steps of the drawing whose random numbers are drawn together."""
 SWAPPED = 8
 """Swaps that are tried at once; the best of them is made."""
 TRIED = 64
@@ -256,26 +259,33 @@ def drawn_lists(known: ListEquations, lists: Tensor, *, prior: Tensor, rng: torc
 
     Gibbs sampling (Geman and Geman 1984), one chain from each of `lists`: a member is drawn anew among itself and all
     candidates that are not on the list, given the others, at temperatures that fall from HOTTEST to 1."""
-    candidates = torch.from_numpy(known.candidates) / known.images
+    candidates = known.candidates / known.images
     gram = candidates @ candidates.T
-    alone = gram.diagonal() / 2 - candidates @ torch.from_numpy(known.release) - prior
-    lists, rows = lists.clone(), torch.arange(len(lists))
-    members = lists.nonzero()[:, 1].reshape(len(lists), -1)
-    beside = lists.double() @ gram
+    alone = gram.diagonal() / 2 - candidates @ known.release - prior.numpy()
+    taken, rows = lists.numpy(), np.arange(len(lists))
+    members, energy = taken.nonzero()[1].reshape(len(lists), -1), taken.astype(np.float64) @ gram + alone
+    barred = np.where(taken, np.inf, 0.0)
     steps = SWEEPS * members.shape[1]
-    for step in range(steps):
-        slot = int(torch.randint(members.shape[1], (1,), generator=rng))
+    slots = torch.randint(members.shape[1], (steps,), generator=rng).numpy()
+    for step, (slot, noise) in enumerate(zip(slots, _gumbel(steps, taken.shape, rng), strict=True)):
         leaving = members[:, slot]
-        beside -= gram[leaving]
-        lists[rows, leaving] = False
+        energy -= gram[leaving]
+        barred[rows, leaving] = 0
         temperature = HOTTEST ** (1 - (step + 1) / steps)
-        logits = (-(beside + alone) / temperature).masked_fill(lists, -math.inf)
-        uniform = torch.rand(logits.shape, generator=rng, dtype=torch.float64).clamp_min(1e-300)
-        coming = (logits - (-uniform.log()).log()).argmax(1)  # Gumbel: a draw with these logits
-        beside += gram[coming]
-        lists[rows, coming] = True
+        coming = (energy + barred - temperature * noise).argmin(1)
+        energy += gram[coming]
+        barred[rows, coming] = np.inf
         members[:, slot] = coming
-    return lists
+    return torch.from_numpy(np.isinf(barred))
+
+
+def _gumbel(count: int, shape: tuple[int, ...], rng: torch.Generator) -> Iterator[Array]:
+    """Arrays of Gumbel variables: the largest of logits plus these is a draw of the class that has these logits.
+
+    They are drawn AT_ONCE together."""
+    for start in range(0, count, AT_ONCE):
+        uniform = torch.rand((min(AT_ONCE, count - start), *shape), generator=rng, dtype=torch.float64)
+        yield from uniform.clamp_min(1e-300).log().neg().log().neg().numpy()
 
 
 def logistic(logits: Tensor, count: int, rng: torch.Generator) -> Tensor:
