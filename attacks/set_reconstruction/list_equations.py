@@ -255,7 +255,7 @@ def list_equations(
     return ListEquations(
         candidates=centered, release=((release - whiten.center) / scale)[varies].numpy(),
         noise=(noise / scale)[varies].clamp_min(LEAST_NOISE).numpy(),
-        spread=whiten.covariance().diagonal().sqrt()[varies].numpy(), images=images, population=others,
+        spread=whiten.variances().sqrt()[varies].numpy(), images=images, population=others,
     )  # fmt: skip
 
 

@@ -46,6 +46,10 @@ class Whitening:
         along = self.directions * (self.roots.square() - self.floor**2)
         return along @ self.directions.T + self.floor**2 * torch.eye(len(self.scale), dtype=torch.float64)
 
+    def variances(self) -> Tensor:
+        """The variances of z, (D,): the diagonal of its covariance, without the rest."""
+        return self.directions.square() @ (self.roots.square() - self.floor**2) + self.floor**2
+
     def blurred(self, variance: Tensor) -> "Whitening":
         """The whitening of the same records with independent noise of `variance` (D,), by one D x D
         eigendecomposition."""

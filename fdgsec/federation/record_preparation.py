@@ -326,12 +326,12 @@ def _same_movement(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> bool
 
 def _same_state(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> bool:
     return one.keys() == two.keys() and all(
-        value.shape == two[name].shape and _same_entries_of(value.double(), two[name].double())
+        value.shape == two[name].shape and _nearly_equal(value.double(), two[name].double())
         for name, value in one.items()
     )
 
 
-def _same_entries_of(one: Tensor, two: Tensor) -> bool:
+def _nearly_equal(one: Tensor, two: Tensor) -> bool:
     """Whether two tensors are the same up to rounding, by the length of their difference; NaN beside NaN."""
     if not torch.equal(one.isfinite(), two.isfinite()):
         return False
