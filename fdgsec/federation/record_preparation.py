@@ -37,10 +37,10 @@ STEPS = 20
 MOVED = 100_000_000
 """The network is moved as often as it would be trained, but at most STEPS times, and no more often than gives so many
 numbers in all; twice at least. Methods average over steps, divide by their number, or do something in every fifth."""
-ANSWERED = 2
+ANSWERED = 4
 """Replacements under which losses and gradients are compared too, which costs passes of the network."""
-Content = Literal["black", "noise"]
-"""What replaces an image: a black one of the first class, or noise of the next one."""
+Content = Literal["black", "noise", "copies"]
+"""What replaces an image: a black one of the first class, noise of the next one, or the first image that is kept."""
 TOLERANCE = 1e-5
 """Relative change of a loss that rounding explains."""
 ENTRIES = 1e-6
@@ -183,17 +183,18 @@ def check_preparation(method: Method, client: Client, *, model: GlobalModel, inb
 def mixed_records(method: Method, client: Client, *, model: GlobalModel, inbox: Inbox, clock: Clock) -> str:
     """What of the training of some of a client's records changes when the others do; empty where nothing does.
 
-    Up to MOST images are prepared as they are and again with some replaced: for each binary digit of their numbers,
-    those that have it, by black ones of one class, and those that do not, by noise and other classes, so that each
-    image is once kept while any given other one is replaced; of validation images, which no cost covers, all are. Each
-    time the client takes part in this round and the next, with what it remembers; what it receives is the same. Nothing
-    is trained: the network is moved at random, the same way each time. Compared are the images and labels of records
-    that were not replaced, the network that training starts from, its plan, what its optimizer holds and how far it
-    steps under the same gradients, what is trained beside it, the losses and gradients of these records there and near
-    by, before and after the method was told of the steps, and what the method makes of the moved network. Where there
-    are more images, all of them are then prepared, with and without all but some of one class replaced. Not found: what
-    changes in rounds after the next or after STEPS steps alone, and in training that does not call the trainer
-    (fdgsec.federation.dp_sgd_joint)."""
+    Up to MOST images are prepared as they are and again with some replaced: all but two by copies of the first, so that
+    what is rare becomes frequent; a single one; and for each binary digit of their numbers, those that have it, by
+    black ones of one class, and those that do not, by noise and other classes, so that each image is once kept while
+    any given other one is replaced; of validation images, which no cost covers, all are. Each time the client takes
+    part in this round and the next, with what it remembers; what it receives is the same. Nothing is trained: the
+    network is moved at random, the same way each time. Compared are the images and labels of records that were not
+    replaced, the network that training starts from, its plan, what its optimizer holds and how far it steps under the
+    same gradients, what is trained beside it, the losses and gradients of these records there and near by, before and
+    after the method was told of the steps, and what the method makes of the moved network. Where there are more
+    images, all of them are then prepared, as they are and with all replaced but one of every second class, so that
+    what is frequent becomes rare, and but two, by copies. Not found: what changes in rounds after the next or after
+    STEPS steps alone, and in training that does not call the trainer (fdgsec.federation.dp_sgd_joint)."""
     if not len(client.data):
         return ""
     count = min(len(client.data), MOST)
@@ -209,33 +210,51 @@ def mixed_records(method: Method, client: Client, *, model: GlobalModel, inbox: 
                 return reason
     if len(client.data) == count:
         return ""
-    kept = client.data.labels == client.data.labels[clock.round % len(client.data)]  # else no class would be missing
-    kept &= kept.cumsum(0) <= MOST
-    other = _with_others(client, client.data, kept, "black")
-    whole, changed = (
-        _prepared(method, one, one.data, model=model, inbox=inbox, clock=clock, rounds=ROUNDS)
-        for one in (client, other)
-    )
-    reasons = (_difference(once, again, kept, answered=True) for once, again in zip(whole, changed, strict=True))
-    return next(filter(None, reasons), "")
+    whole = _prepared(method, client, client.data, model=model, inbox=inbox, clock=clock, rounds=ROUNDS)
+    for kept, content in _replacements_of_all(client.data, clock.round):
+        other = _with_others(client, client.data, kept, content)
+        found = _prepared(method, other, other.data, model=model, inbox=inbox, clock=clock, rounds=ROUNDS)
+        for once, again in zip(whole, found, strict=True):
+            if reason := _difference(once, again, kept, answered=True):
+                return reason
+    return ""
 
 
 def _with_others(client: Client, data: DomainDataset, kept: Tensor, content: Content) -> Client:
     """The client with these images, of which those not `kept` (n,) are replaced, and so are all validation images."""
     validation = client.validation
     if validation is not None:
-        validation = with_records_replaced(validation, torch.zeros(len(validation), dtype=torch.bool), content)
+        none = torch.zeros(len(validation), dtype=torch.bool)
+        validation = with_records_replaced(validation, none, "noise" if content == "copies" else content)
     return replace(client, data=with_records_replaced(data, kept, content), validation=validation)
 
 
 def _replacements(count: int) -> Iterator[tuple[Tensor, Content]]:
     """Which of `count` images are kept (count,) bool, and what replaces the others."""
+    places = torch.arange(count)
+    if count > 1:
+        yield (places == 0) | (places == count // 2), "copies"
+        yield places != count // 3, "noise"
     for digit in range(max((count - 1).bit_length(), 1)):
-        has = torch.arange(count) >> digit & 1 == 1
+        has = places >> digit & 1 == 1
         if bool((~has).any()):
             yield ~has, "black"
         if bool(has.any()):
             yield has, "noise"
+
+
+def _replacements_of_all(data: DomainDataset, round: int) -> Iterator[tuple[Tensor, Content]]:
+    """The same of all images of a client: one of every second class is kept, or two, the next ones in every round."""
+    for parity, content in ((round % 2, "black"), ((round + 1) % 2, "noise")):
+        kept = torch.zeros(len(data), dtype=torch.bool)
+        for number, label in enumerate(data.labels.unique()):
+            own = (data.labels == label).nonzero().flatten()
+            kept[own[round % len(own)]] = number % 2 == parity
+        if not bool(kept.any()):  # of a single class
+            kept[round % len(data)] = True
+        yield kept, content
+    places = torch.arange(len(data))
+    yield (places == round % len(data)) | (places == (round + len(data) // 2) % len(data)), "copies"
 
 
 _Round = tuple[Sequence[_Call], Mapping[str, Artifact]]
@@ -260,15 +279,22 @@ def _prepared(
 
 
 def with_records_replaced(data: DomainDataset, kept: Tensor, content: Content) -> DomainDataset:
-    """The same names, with other pictures, classes and domains where images are not `kept` (n,) bool."""
+    """The same names, with other pictures, classes and domains where images are not `kept` (n,) bool.
+
+    Raises IndexError for copies where none is kept."""
     pixels, rng = data.pixels().clone(), stream(0, "world", "record preparation", content)
     fresh, other = torch.zeros_like(pixels), torch.zeros_like(data.labels)
+    origin = (data.domains + 1) % max(len(data.domain_names), 1)
+    if content == "copies":
+        first = kept.nonzero()[0]
+        fresh, other = pixels[first].expand_as(pixels), data.labels[first].expand_as(data.labels)
+        origin = data.domains[first].expand_as(data.domains)
     if content == "noise":
         fresh = torch.randint(0, 256, pixels.shape, generator=rng, dtype=torch.uint8)
         other = (data.labels + 1) % max(len(data.class_names), 1)
     pixels[~kept] = fresh[~kept]
     labels = torch.where(kept, data.labels, other)
-    domains = torch.where(kept, data.domains, (data.domains + 1) % max(len(data.domain_names), 1))
+    domains = torch.where(kept, data.domains, origin)
     return replace(data, store=pixels, rows=torch.arange(len(pixels)), labels=labels, domains=domains)
 
 
