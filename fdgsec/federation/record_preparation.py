@@ -7,10 +7,9 @@ each, a learning rate by how many classes it has, and a line search on its image
 shows it (fdgsec.privacy.record_independence compares batches)."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import Artifact, GeneratorState, ModelState
 from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, Method, State
+from fdgsec.federation.replaced_records import Content, replacements, replacements_of_all, with_records_replaced
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import TrainingSet, batch_of
 from fdgsec.nn.training.per_sample_gradients import PrivateTrainingError
@@ -39,8 +39,6 @@ MOVED = 100_000_000
 numbers in all; twice at least. Methods average over steps, divide by their number, or do something in every fifth."""
 ANSWERED = 4
 """Replacements under which losses and gradients are compared too, which costs passes of the network."""
-Content = Literal["black", "noise", "copies"]
-"""What replaces an image: a black one of the first class, noise of the next one, or the first image that is kept."""
 TOLERANCE = 1e-5
 """Relative change of a loss that rounding explains."""
 ENTRIES = 1e-6
@@ -202,7 +200,7 @@ def mixed_records(method: Method, client: Client, *, model: GlobalModel, inbox: 
     usual = _prepared(method, client, part, model=model, inbox=inbox, clock=clock, rounds=ROUNDS)
     if not any(calls for calls, _ in usual):
         return ""
-    for number, (kept, content) in enumerate(_replacements(count)):
+    for number, (kept, content) in enumerate(replacements(count)):
         other = _with_others(client, part, kept, content)
         found = _prepared(method, other, other.data, model=model, inbox=inbox, clock=clock, rounds=ROUNDS)
         for once, again in zip(usual, found, strict=True):
@@ -211,7 +209,7 @@ def mixed_records(method: Method, client: Client, *, model: GlobalModel, inbox: 
     if len(client.data) == count:
         return ""
     whole = _prepared(method, client, client.data, model=model, inbox=inbox, clock=clock, rounds=ROUNDS)
-    for kept, content in _replacements_of_all(client.data, clock.round):
+    for kept, content in replacements_of_all(client.data, clock.round):
         other = _with_others(client, client.data, kept, content)
         found = _prepared(method, other, other.data, model=model, inbox=inbox, clock=clock, rounds=ROUNDS)
         for once, again in zip(whole, found, strict=True):
@@ -227,34 +225,6 @@ def _with_others(client: Client, data: DomainDataset, kept: Tensor, content: Con
         none = torch.zeros(len(validation), dtype=torch.bool)
         validation = with_records_replaced(validation, none, "noise" if content == "copies" else content)
     return replace(client, data=with_records_replaced(data, kept, content), validation=validation)
-
-
-def _replacements(count: int) -> Iterator[tuple[Tensor, Content]]:
-    """Which of `count` images are kept (count,) bool, and what replaces the others."""
-    places = torch.arange(count)
-    if count > 1:
-        yield (places == 0) | (places == count // 2), "copies"
-        yield places != count // 3, "noise"
-    for digit in range(max((count - 1).bit_length(), 1)):
-        has = places >> digit & 1 == 1
-        if bool((~has).any()):
-            yield ~has, "black"
-        if bool(has.any()):
-            yield has, "noise"
-
-
-def _replacements_of_all(data: DomainDataset, round: int) -> Iterator[tuple[Tensor, Content]]:
-    """The same of all images of a client: one of every second class is kept, or two, the next ones in every round."""
-    for parity, content in ((round % 2, "black"), ((round + 1) % 2, "noise")):
-        kept = torch.zeros(len(data), dtype=torch.bool)
-        for number, label in enumerate(data.labels.unique()):
-            own = (data.labels == label).nonzero().flatten()
-            kept[own[round % len(own)]] = number % 2 == parity
-        if not bool(kept.any()):  # of a single class
-            kept[round % len(data)] = True
-        yield kept, content
-    places = torch.arange(len(data))
-    yield (places == round % len(data)) | (places == (round + len(data) // 2) % len(data)), "copies"
 
 
 _Round = tuple[Sequence[_Call], Mapping[str, Artifact]]
@@ -276,26 +246,6 @@ def _prepared(
         sent = {name: one for name, one in update.artifacts.items() if isinstance(one, ModelState | GeneratorState)}
         found.append((witness.calls, sent))
     return found
-
-
-def with_records_replaced(data: DomainDataset, kept: Tensor, content: Content) -> DomainDataset:
-    """The same names, with other pictures, classes and domains where images are not `kept` (n,) bool.
-
-    Raises IndexError for copies where none is kept."""
-    pixels, rng = data.pixels().clone(), stream(0, "world", "record preparation", content)
-    fresh, other = torch.zeros_like(pixels), torch.zeros_like(data.labels)
-    origin = (data.domains + 1) % max(len(data.domain_names), 1)
-    if content == "copies":
-        first = kept.nonzero()[0]
-        fresh, other = pixels[first].expand_as(pixels), data.labels[first].expand_as(data.labels)
-        origin = data.domains[first].expand_as(data.domains)
-    if content == "noise":
-        fresh = torch.randint(0, 256, pixels.shape, generator=rng, dtype=torch.uint8)
-        other = (data.labels + 1) % max(len(data.class_names), 1)
-    pixels[~kept] = fresh[~kept]
-    labels = torch.where(kept, data.labels, other)
-    domains = torch.where(kept, data.domains, origin)
-    return replace(data, store=pixels, rows=torch.arange(len(pixels)), labels=labels, domains=domains)
 
 
 def _difference(usual: _Round, other: _Round, kept: Tensor, *, answered: bool) -> str:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from fdgsec.experiments.audit.divided_clients import moved_too_far
+from fdgsec.experiments.audit.moved_releases import moved_too_far
 from fdgsec.experiments.audit.neighboring_clients import Site
 from fdgsec.experiments.audit.noise_of_records import same_cost
 from fdgsec.experiments.run_config import RunConfig, made
@@ -13,7 +13,7 @@ from fdgsec.experiments.setup.defenses import statistic_source_of
 from fdgsec.federation.defense import Defense, HasPolicy, Inspects, Outgoing, PlansGuarantee, Protected, Sender
 from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.method import Clock, GlobalModel, Method
-from fdgsec.federation.record_preparation import with_records_replaced
+from fdgsec.federation.replaced_records import with_records_replaced
 from fdgsec.federation.wire import Filter
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.privacy.accounting import Use
@@ -136,8 +136,7 @@ def _check_moves(method: Method, stack: DefenseStack, start: GlobalModel) -> Non
     for one in moved_too_far(site, stack):
         expect(
             False, "a release moves with one image no further than its cost allows",
-            f"{one.release.slot!r} moves by {one.distance:.1f} standard deviations of its noise; {one.allowed:.1f} are "
-            "allowed",
+            f"{one.release.slot!r} moves {one.words}",
         )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from tests.support.broken_defenses import (
     StylesClippedAtTheirMedian,
     StylesOfTheMostFrequentClass,
 )
+from tests.support.deciding_images import UNDOING, StylesOfAPrivateHalf
 
 OPTIONS: Mapping[str, dict[str, object]] = {"dp-sgd": {"noise_multiplier": 1.0}}
 SINGLE = CCST(style="single", k=2, styles_per_client=10)
@@ -132,8 +133,8 @@ class DoesNothing(Quantize):
             "a cost does not depend on the records: that of 'style' is another one",
         ),
         *(
-            (liar(epsilon=4.0), "a release moves with one image no further than its cost allows: 'style' moves by")
-            for liar in (StylesClippedAboutTheirMedian, StylesOfTheMostFrequentClass)
+            (liar(epsilon=4.0), "a release moves with one image no further than its cost allows: 'style' moves")
+            for liar in (StylesClippedAboutTheirMedian, StylesOfTheMostFrequentClass, *UNDOING)
         ),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
@@ -142,3 +143,8 @@ class DoesNothing(Quantize):
 def test_a_liar_is_found_out_and_told_which_promise_it_broke(liar: object, promise: str):
     with pytest.raises(BrokenPromiseError, match=promise):
         check_defense(liar, method=CCST(k=2))
+
+
+@pytest.mark.medium
+def test_a_private_half_of_the_images_with_twice_the_noise_is_sound():
+    check_defense(StylesOfAPrivateHalf(epsilon=4.0), method=CCST(k=2))

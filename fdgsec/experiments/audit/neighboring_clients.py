@@ -192,11 +192,12 @@ def _sided(releases: Sequence[T]) -> list[tuple[int, T]]:
 
 def releases_of(site: Site) -> list[list[Release]]:
     """The client's releases of all rounds, one list per slot: styles, models, scores."""
-    made = [_shared(site), _updated(site), _reviewed(site)]
+    made = [shared_releases(site), _updated(site), _reviewed(site)]
     return [releases for by_slot in made for releases in by_slot.values()]
 
 
-def _shared(site: Site) -> dict[str, list[Release]]:
+def shared_releases(site: Site) -> dict[str, list[Release]]:
+    """What the client shares in all rounds, one list per slot."""
     if site.method.shares == "never":
         return {}
     found: dict[str, list[Release]] = {}

@@ -22,9 +22,9 @@ from types import FrameType
 import torch
 from torch import Tensor
 
-from fdgsec.experiments.audit.divided_clients import moved_too_far
 from fdgsec.experiments.audit.gradient_canaries import one_layer
 from fdgsec.experiments.audit.message_canaries import DIRECTIONS, noise_coordinates
+from fdgsec.experiments.audit.moved_releases import moved_too_far
 from fdgsec.experiments.audit.neighboring_clients import Release, Site, numbers
 from fdgsec.experiments.audit.noise_of_records import depend_on_records
 from fdgsec.experiments.audit.noise_shape import DRAWS_A_NUMBER, SUSPECT, THIN, least_along, not_gaussian
@@ -158,11 +158,7 @@ def check_messages(runs: Sequence[Release], site: Site, place: int, *, releases:
     checks = NoiseChecks(
         confidence=confidence, correlated=[*_correlated(given, sent), *shared], within=within, shapes=shapes,
         of_records=[named_release(one) for one in depend_on_records(site, alone)],
-        moved=[
-            f"{named_release(one.release)} by {one.distance:.1f} standard deviations of its noise, {one.allowed:.1f} "
-            "allowed"
-            for one in moved_too_far(site, alone)
-        ],
+        moved=[f"{named_release(one.release)} {one.words}" for one in moved_too_far(site, alone)],
     )  # fmt: skip
     if not releases or len(sent("size", first)) < FEWEST_NUMBERS:
         return checks

@@ -19,7 +19,7 @@ from fdgsec.experiments.audit.noise_within import DRAWS, draws_within
 from fdgsec.federation.artifacts import Artifact
 from fdgsec.federation.defense import Uses
 from fdgsec.federation.defense_stack import DefenseStack
-from fdgsec.federation.record_preparation import with_records_replaced
+from fdgsec.federation.replaced_records import with_records_replaced
 
 DEVIATIONS = 8.0
 """Standard deviations by which the mean logarithm of two variances' ratio may miss 0."""
