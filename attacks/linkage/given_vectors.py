@@ -19,11 +19,11 @@ which are linked to clean ones, or on "both", with independent draws. Distances 
 * `equal numbers` (two different releases, without noise): minus the number of coordinates that are the same in both
   vectors up to float32's precision, and in no other pair of vectors. Noise on all numbers but one, which was forgotten,
   leaves no distance that tells clients apart.
-* `columns that come again` (the same): the sum of absolute differences over the coordinates whose values, sorted, are
-  nearly those of the other release, in mean absolute deviations. They are those that were sent without noise, be they
-  rounded (float16, five digits) or codes that several clients share. Who belongs to whom is not used."""
+* `columns that come again` (the same): the sum of absolute differences over all coordinates, weighted by how nearly
+  their values, sorted, are those of the other release (fdgsec.attacks.linkage.recurring_columns). The nearest are those
+  that were sent without noise or with little, be they rounded, codes that several clients share, in another unit or
+  with the opposite sign. Who belongs to whom is not used."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -33,6 +33,7 @@ from torch import Tensor
 from fdgsec.attacks.linkage.client_populations import Population, euclidean_distances, rankings
 from fdgsec.attacks.linkage.noise_linkage import between_client_sd
 from fdgsec.attacks.linkage.pair_likelihood_ratio import PairedReleases
+from fdgsec.attacks.linkage.recurring_columns import recurring_distances
 from fdgsec.attacks.statistics.tracing import fit_whitening
 from fdgsec.federation.artifacts import StyleStatistics
 from fdgsec.runtime.random_streams import child, derangement
@@ -44,9 +45,6 @@ from fdgsec.threats.positive_control_data import upload
 SPREAD = "median over columns of the standard deviation between clients (n-1)"
 SAME = 2.0**-22
 """Relative difference of two numbers that are one number: float32 rounds by up to a quarter of it."""
-RECURS = 0.1
-"""A coordinate comes again where its sorted values differ by less than this times 1 / sqrt(N) of their spread: between
-two independent draws of N values they differ by about 1 / sqrt(N)."""
 CLIENTS, CHANNELS, TELLING = 12, 64, 6
 """The positive control: clients, channels, and how many means and stds tell clients apart."""
 
@@ -65,11 +63,12 @@ def link_releases(population: Population, ring: torch.Generator | None = None) -
         shapes = _standardized_apart(_in_own_units(numbers), [first, second])
         distances["vectors in own units"] = euclidean_distances(shapes, seen, second)
         distances["whitened"] = euclidean_distances(_whitened(each), seen, second)
-        both = (torch.stack([numbers[n] for n in part]) for part in (seen, second))
-        distances["equal numbers"] = _equal_numbers(*both)
-        again = recurring(*(torch.stack([numbers[n] for n in part]) for part in (known.everyone or first, second)))
-        if bool(again.any()):
-            distances["columns that come again"] = _apart(numbers, seen, second, again)
+        everyone = known.everyone or first
+        own, others, whole = (torch.stack([numbers[n] for n in part]) for part in (seen, second, everyone))
+        distances["equal numbers"] = _equal_numbers(own, others)
+        again = recurring_distances(own, whole, others)
+        if again is not None:
+            distances["columns that come again"] = again
     answers: list[Answer] = []
     for name, apart in distances.items():
         answers += rankings(known, {"distance": name, "noise": "none"}, apart, descriptive=known.unchanged)
@@ -149,27 +148,6 @@ def _equal_numbers(first: Tensor, second: Tensor) -> Tensor:
         same = torch.isclose(ones.unsqueeze(1), others.unsqueeze(0), rtol=SAME, atol=0.0)
         agreement += same & (same.sum(1, keepdim=True) == 1) & (same.sum(0, keepdim=True) == 1)
     return -agreement
-
-
-def recurring(first: Tensor, second: Tensor) -> Tensor:
-    """Which coordinates (D,) have nearly the same values in both releases (N, D), whoever sent them."""
-    if len(first) != len(second):
-        return torch.zeros(first.shape[1], dtype=torch.bool)
-    gap = (first.sort(0).values - second.sort(0).values).abs().mean(0)
-    spread = _deviation(second)
-    return (spread > 0) & (gap <= RECURS / math.sqrt(len(second)) * spread)
-
-
-def _deviation(rows: Tensor) -> Tensor:
-    """The mean absolute deviation of each coordinate from its median."""
-    return (rows - rows.median(0).values).abs().mean(0)
-
-
-def _apart(numbers: Mapping[int, Tensor], first: Sequence[int], second: Sequence[int], kept: Tensor) -> Tensor:
-    """The sums of absolute differences (first, second) over the coordinates `kept`, each in its deviations."""
-    own, others = (torch.stack([numbers[n][kept] for n in part]) for part in (first, second))
-    scale = _deviation(others)
-    return torch.cdist(own / scale, others / scale, p=1.0)
 
 
 def _in_own_units(numbers: Mapping[int, Tensor]) -> dict[int, Tensor]:

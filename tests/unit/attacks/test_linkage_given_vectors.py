@@ -10,7 +10,7 @@ import torch
 from sklearn.covariance import LedoitWolf
 
 from fdgsec.attacks.linkage.attack import Linkage
-from fdgsec.attacks.linkage.given_vectors import independent_coordinates, recurring
+from fdgsec.attacks.linkage.given_vectors import independent_coordinates
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.adversary import Knowledge
@@ -173,33 +173,6 @@ def test_one_number_that_comes_again_links_everybody(rounded: bool):
     row = hits(rows, distance="equal numbers", noise="none")
     assert row.value == 1.0
     assert row.verdict.startswith("leaks")
-
-
-@pytest.mark.parametrize("sent", ["five digits", "float16", "codes"])
-def test_columns_that_come_again_nearly_link_clients(sent: str):
-    """Ten lines found the right one of 40 clients 37 to 40 times, in what no distance linked more than three times."""
-    draws = np.random.default_rng(0)
-    client = draws.normal(5, 1, (40, 512))
-    one, other = (client + 200 + draws.normal(0, 20, client.shape) for _ in range(2))
-    if sent == "codes":
-        one[:, :8] = other[:, :8] = draws.integers(0, 4, (40, 8))
-    elif sent == "float16":
-        one[:, 7], other[:, 7] = client[:, 7], client[:, 7].astype(np.float16)
-    else:
-        one[:, 7], other[:, 7] = client[:, 7], [float(f"{number:.5g}") for number in client[:, 7]]
-
-    row = hits(measured(one, other), distance="columns that come again", noise="none")
-
-    assert row.value is not None
-    assert row.value >= 0.92
-    assert row.verdict == "leaks strongly"
-
-
-def test_columns_of_fresh_noise_do_not_come_again():
-    draws = np.random.default_rng(0)
-    for clients in (3, 40, 400):
-        one, other = torch.from_numpy(draws.normal(0, 1, (2, clients, 512)))
-        assert not bool(recurring(one, other).any())
 
 
 @pytest.mark.medium
