@@ -168,12 +168,15 @@ def median_row(
     bounds: tuple[float, float | None],
     sizes: Sequence[int] = (),
     without: Tensor | None = None,
+    p_value: float = 0.0,
 ) -> Measurement:
     """Measure a median; `bounds` are the least and greatest value possible, `sizes` those of clusters of values.
 
-    Too few values have no interval where there is no greatest possible value. Where chance is the median of the errors
-    `without` the release, of the same records, it is as uncertain as the value: the interval excludes it only where
-    also the share of records with a smaller error than without exceeds one half (the sign test, by clusters)."""
+    `p_value` is another test's, that values are no smaller than by chance: the interval excludes chance only where that
+    test does too. Too few values have no interval where there is no greatest possible value. Where chance is the median
+    of the errors `without` the release, of the same records, it is as uncertain as the value: the interval excludes it
+    only where also the share of records with a smaller error than without exceeds one half (the sign test, by
+    clusters)."""
     least, most = bounds
     interval = median_interval(values, bounds=(least, math.inf if most is None else most), sizes=sizes)
     if interval is not None and without is not None and scale.chance is not None:
@@ -181,6 +184,8 @@ def median_row(
         parts = smaller.split(list(sizes) or [1] * len(values))
         share = clustered_proportion([float(part.sum()) for part in parts], [len(part) for part in parts])
         interval = interval.reaching(scale.chance, share.p_value(0.5), higher=False)
+    if interval is not None and scale.chance is not None:
+        interval = interval.reaching(scale.chance, p_value, higher=False)
     return row(name, where, float(values.quantile(0.5)), interval, len(values), scale)
 
 

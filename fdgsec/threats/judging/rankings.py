@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fdgsec.metrics.measurement import Measurement, Slice
 from fdgsec.metrics.proportion_intervals import clustered_proportion, matching_rate
+from fdgsec.metrics.rank_medians import low_ranks_pvalue, median_of_uniform_ranks
 from fdgsec.metrics.roc import ranks, topk_credit
 from fdgsec.threats.answers import Ranking
 from fdgsec.threats.judging.groups import Entry, Group, Scale, described, median_row, row, unavailable
@@ -62,7 +63,8 @@ def _within(block: Ranked, alike: Sequence[int]) -> Ranked:
 
 
 def measure_rows(blocks: Sequence[Ranked], where: Slice, *, prefix: str = "") -> list[Measurement]:
-    """Give top1, top5 and the median rank over all rows; chance is exact: k/G and (G + 1)/2, averaged over rows."""
+    """Give top1, top5 and the median rank over all rows; chance is exact: k/G, averaged over rows, and the median of
+    ranks that are uniform in each row's gallery."""
     galleries = torch.cat([torch.full((len(block.truth),), block.distances.shape[1]) for block in blocks])
     n, rows, sizes = len(galleries), list[Measurement](), [len(block.truth) for block in blocks]
     for k in (1, 5):
@@ -76,10 +78,22 @@ def measure_rows(blocks: Sequence[Ranked], where: Slice, *, prefix: str = "") ->
         matched = k == 1 and len(blocks) == 1 and _all_candidates(blocks[0])
         interval = matching_rate(min(credits[0], float(n)), n) if matched else clustered_proportion(credits, sizes)
         rows.append(row(name, where, math.fsum(credits) / n, interval, n, Scale(chance=chance)))
+    return [*rows, _median_rank(blocks, where, sizes=sizes)]
+
+
+def _median_rank(blocks: Sequence[Ranked], where: Slice, *, sizes: Sequence[int] = ()) -> Measurement:
+    """Give the median rank over all rows, which come in clusters of `sizes`, beside the median that it has by chance.
+
+    It is below chance only where also so many ranks below chance are rare, given which distances are equal and which
+    rows have the same candidates (fdgsec.metrics.rank_medians)."""
     places = torch.cat([ranks(block.distances, block.truth) for block in blocks])
-    scale = Scale(chance=float((galleries + 1).to(torch.float64).mean()) / 2, higher_is="safe", unit="rank")
-    bounds = (1.0, float(galleries.max()))
-    return [*rows, median_row("median_rank", where, places, scale, bounds=bounds, sizes=sizes)]
+    galleries = [block.distances.shape[1] for block in blocks for _ in block.truth]
+    chance = median_of_uniform_ranks(galleries)
+    return median_row(
+        "median_rank", where, places, Scale(chance=chance, higher_is="safe", unit="rank"),
+        bounds=(1.0, float(max(galleries))), sizes=sizes,
+        p_value=low_ranks_pvalue([(block.distances, block.truth) for block in blocks], chance),
+    )  # fmt: skip
 
 
 def _all_candidates(block: Ranked) -> bool:
@@ -102,10 +116,12 @@ def measure_ranking(group: Group, rng: torch.Generator) -> list[Measurement]:
 def _measure_links(blocks: Sequence[Ranked], group: Group, rng: torch.Generator) -> list[Measurement]:
     """Give top1 of the nearest client, its median rank, and top1 of the assignment of least total distance.
 
-    Clients are ranked among the N of their domain, for whoever tells domains has linked nobody. Chance is 1/N, and
-    (N + 1)/2 for the rank, which shows weak links where thirty clients give too few hits; both are averaged over
-    domains of unequal N."""
-    joined = _joined(blocks)
+    Clients are ranked among the N of their domain, for whoever tells domains has linked nobody; those alone in theirs
+    are left out, for there is nobody to confuse them with. Chance is 1/N, averaged over clients, and the median of
+    ranks that are uniform on 1..N, which shows weak links where thirty clients give too few hits."""
+    joined = [block for block in _joined(blocks) if block.distances.shape[1] > 1]
+    if not joined:
+        return unavailable(["top1", "median_rank"], group.slice, "every client is the only one of its domain", n=0)
     sizes = torch.tensor([block.distances.shape[1] for block in joined for _ in block.truth], dtype=torch.float64)
     nearest = torch.cat([topk_credit(block.distances, block.truth, k=1) for block in joined])
     assigned = torch.cat([_matched(block.distances, block.truth, rng) for block in joined])
@@ -115,9 +131,7 @@ def _measure_links(blocks: Sequence[Ranked], group: Group, rng: torch.Generator)
         hits = min(float(credit.sum()), float(n))
         interval = matching_rate(hits, *(len(block.truth) for block in joined))
         rows.append(row("top1", where, hits / n, interval, n, Scale(chance=float((1 / sizes).mean()))))
-    scale = Scale(chance=float((sizes + 1).mean()) / 2, higher_is="safe", unit="rank")
-    places = torch.cat([ranks(block.distances, block.truth) for block in joined])
-    return [*rows, median_row("median_rank", group.slice, places, scale, bounds=(1.0, float(sizes.max())))]
+    return [*rows, _median_rank(joined, group.slice)]
 
 
 def _joined(blocks: Sequence[Ranked]) -> list[Ranked]:

@@ -133,7 +133,7 @@ def test_clients_of_several_domains_are_linked_within_theirs():
 
     assert rows["top1",].value == rows["top1", "hungarian"].value == 1
     assert rows["top1",].chance == pytest.approx((2 / 2 + 3 / 3) / 5)  # one hit in each domain
-    assert rows["median_rank",].chance == pytest.approx((2 * 1.5 + 3 * 2) / 5)
+    assert rows["median_rank",].chance == 2  # of five ranks, two among 1 and 2, three among 1 to 3; their mean is 1.8
 
 
 def test_links_by_domain_alone_are_flagged_no_more_often_than_stated():
@@ -145,6 +145,61 @@ def test_links_by_domain_alone_are_flagged_no_more_often_than_stated():
         flagged += rows["top1",].leaks or False
 
     assert flagged <= 11  # 2.5% of 200, and a tail of 1%
+
+
+def test_a_client_alone_in_its_domain_is_not_linked():
+    domains = [0, 0, 1, 2]
+
+    rows = domain_clients(torch.rand(4, 4, generator=stream(0, "attack", "alone")), domains, list(range(4)))
+
+    assert {row.n for row in rows.values()} == {2}
+    assert rows["top1",].chance == 0.5
+    assert rows["median_rank",].chance == 1.5
+
+
+def test_where_every_client_is_alone_there_is_nobody_to_link():
+    rows = domain_clients(torch.zeros(3, 3), [0, 1, 2], [0, 1, 2])
+
+    assert {row.verdict for row in rows.values()} == {"unavailable"}
+    assert "only one of its domain" in str(rows["top1",].unavailable)
+
+
+@pytest.mark.parametrize(
+    "sizes", [(2, 1, 1, 1, 1, 1), (2, 2, 1, 1, 1), (2, 2, 2, 2, 1, 1, 1, 1), (20, 3, 3, 3, 3, 3, 3, 3)]
+)
+@pytest.mark.medium
+def test_links_in_domains_of_unequal_size_are_flagged_no_more_often_than_stated(sizes: tuple[int, ...]):
+    """With the mean of (N + 1)/2 for the chance of a median, 8% to 43% were flagged."""
+    domains = [domain for domain, size in enumerate(sizes) for _ in range(size)]
+    clients, rng, flagged = len(domains), stream(0, "attack", "unequal domains"), 0
+    for _ in range(100):
+        rows = domain_clients(torch.rand(clients, clients, generator=rng), domains, list(range(clients)))
+        flagged += rows["median_rank",].leaks or False
+
+    assert flagged <= 7  # 2.5% of 100, and a tail of 1%
+
+
+@pytest.mark.parametrize("sizes", [(20, 3, 3, 3, 3, 3, 3, 3), (8, 8, 7, 7), (3, 3, 3, 2, 2, 2)])
+def test_links_in_domains_of_unequal_size_are_found(sizes: tuple[int, ...]):
+    domains = [domain for domain, size in enumerate(sizes) for _ in range(size)]
+    clients, rng = len(domains), stream(0, "attack", "linked in domains")
+
+    rows = domain_clients(
+        torch.rand(clients, clients, generator=rng) - torch.eye(clients), domains, list(range(clients))
+    )
+
+    assert rows["median_rank",].value == 1
+    assert all(row.leaks for row in rows.values())
+
+
+def test_ranks_that_many_equal_distances_share_are_no_links():
+    """Where most candidates are equally near, most have a rank below (N + 1)/2."""
+    flagged, rng = 0, stream(0, "attack", "equally near")
+    for _ in range(40):
+        far = torch.rand(30, 30, generator=rng) < 0.15
+        flagged += judged(*halves(far.float(), list(range(30))))["median_rank",].leaks or False
+
+    assert flagged <= 4  # 2.5% of 40, and a tail of 1%; all 40 without regard to which are equal
 
 
 def test_auc_is_averaged_within_clients_not_pooled_across_them():
