@@ -50,27 +50,43 @@ def _rankings() -> list[Design]:
 
 
 def _linkages() -> list[Design]:
-    def draw(clients: int, levels: int) -> Draw:
+    def draw(sizes: Sequence[int], levels: int, *, far: float = 0.0) -> Draw:
         def drawn(rng: torch.Generator) -> tuple[list[Answer], list[Case], list[Truth]]:
+            clients = sum(sizes)
             distances = torch.rand(clients, clients, generator=rng)
             if levels:
                 distances = (levels * distances).floor()
+            elif far:
+                distances = (distances < far).to(DOUBLE)
             answers: list[Answer] = [
                 Ranking(case=number, distances=distances[number : number + 1], of="partner")
                 for number in range(clients)
             ]
-            return answers, cases(clients), [Truth(partner=partner) for partner in order(clients, rng).tolist()]
+            domains = [part.tolist() for part in torch.arange(clients).split(list(sizes))]
+            truths = [
+                Truth(partner=domain[place], alike=domain if len(sizes) > 1 else None)
+                for domain in domains
+                for place in order(len(domain), rng).tolist()
+            ]
+            return answers, cases(clients), truths
 
         return drawn
 
+    unequal = {
+        "7 clients, 2 of one domain": (2, 1, 1, 1, 1, 1), "12 clients in domains of 2 and 1": (2,) * 4 + (1,) * 4,
+        "41 clients in domains of 20 and 3": (20, *(3,) * 7),
+    }  # fmt: skip
     return [
-        Design(
-            kind="linkage",
-            name=f"{clients} clients{f', {levels} levels' if levels else ''}",
-            draw=draw(clients, levels),
-        )
-        for clients, levels in ((3, 0), (4, 0), (5, 0), (6, 0), (10, 0), (10, 4), (12, 0), (30, 0))
-    ]
+        *(
+            Design(
+                kind="linkage", draw=draw((clients,), levels),
+                name=f"{clients} clients{f', {levels} levels' if levels else ''}",
+            )
+            for clients, levels in ((3, 0), (4, 0), (5, 0), (6, 0), (10, 0), (10, 4), (12, 0), (30, 0))
+        ),
+        *(Design(kind="linkage", name=name, draw=draw(sizes, 0)) for name, sizes in unequal.items()),
+        Design(kind="linkage", name="30 clients, most equally near", draw=draw((30,), 0, far=0.15)),
+    ]  # fmt: skip
 
 
 def _labelings() -> list[Design]:
