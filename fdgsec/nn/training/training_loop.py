@@ -115,6 +115,7 @@ def epochs(
     `round` of `rounds` sets the learning rate by the schedule; `beside` are an objective's own parameters, trained by
     the same optimizer; a given `optimizer` continues from its state. Raises UsageError for an empty set."""
     device, precision = prepare_training(model, plan, rng)
+    data = data.on(device)
     optimizer = optimizer or optimizer_of([*model.parameters(), *beside], plan)
     total, seen, step, epoch = torch.zeros((), device=device), 0, 0, 0
     while step < plan.steps if plan.steps is not None else epoch < plan.epochs:
