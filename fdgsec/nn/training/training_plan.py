@@ -96,11 +96,14 @@ def _half_cosine(done: int, total: int) -> float:
 
 
 def optimizer_of(parameters: Iterable[nn.Parameter], plan: TrainingPlan) -> torch.optim.Optimizer:
-    """Make the plan's optimizer for those `parameters` that require gradients."""
+    """Make the plan's optimizer for those `parameters` that require gradients, in one kernel where all are on a GPU."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
+    fused = True if trained and all(parameter.is_cuda for parameter in trained) else None  # None: torch's choice
     if plan.optimizer == "adam":
-        return torch.optim.Adam(trained, lr=plan.learning_rate, weight_decay=plan.weight_decay)
-    return torch.optim.SGD(trained, lr=plan.learning_rate, momentum=plan.momentum, weight_decay=plan.weight_decay)
+        return torch.optim.Adam(trained, lr=plan.learning_rate, weight_decay=plan.weight_decay, fused=fused)
+    return torch.optim.SGD(
+        trained, lr=plan.learning_rate, momentum=plan.momentum, weight_decay=plan.weight_decay, fused=fused
+    )
 
 
 def optimizer_memory(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
@@ -169,3 +170,19 @@ def test_moments_that_were_written_down_go_on_as_if_never_interrupted():
         step(parts, second)
 
     assert torch.equal(parts.weight, whole.weight)
+
+
+class ParameterOnGpu(nn.Parameter):
+    """A parameter that says it is on a GPU."""
+
+    is_cuda = True
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_an_optimizer_is_fused_where_all_its_parameters_are_on_a_gpu(kind: Literal["sgd", "adam"]):
+    plan, here, there = TrainingPlan(optimizer=kind), nn.Parameter(torch.ones(2)), ParameterOnGpu(torch.ones(2))
+    assert [bool(optimizer_of(each, plan).defaults["fused"]) for each in ([there], [there, here], [here])] == [
+        True,
+        False,
+        False,
+    ]
