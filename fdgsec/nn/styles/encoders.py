@@ -47,6 +47,8 @@ ENCODER_WEIGHTS: Mapping[str, tuple[str, ...]] = {
 ENCODERS: tuple[str, ...] = tuple(ENCODER_WEIGHTS)
 SMALLEST_SIDE = 16  # pixels; below it the feature maps of a stride-8 network are too small for reflection padding
 BLOCK = 16  # images in one pass of the network
+BLOCKS: Mapping[str, int] = {"cpu": BLOCK, "cuda": 128}
+"""The same by kind of device: a GPU is idle for most of a pass of 16."""
 
 _IMAGENET_MEAN = (0.485, 0.456, 0.406)
 _IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -341,29 +343,35 @@ def image_moments(
     """Compute each image's feature moments, one float64 row per image in the order given, from fp32 features.
 
     `pixels` is (N, 3, H, W) uint8 or a dataset. `batch_size` images are read at a time, rounded up to whole blocks. The
-    network always gets blocks of 16, a short one padded with its own first image, because its kernels (and so the last
-    bits) depend on the batch size: a row depends on neither order nor batch size, to 1e-6 relative. One block of
-    features is held at a time. `progress` is called with the number of images just finished.
+    network always gets blocks of one size (BLOCKS), a short one padded with its own first image, because its kernels
+    (and so the last bits) depend on the batch size: on one kind of device a row depends on neither order nor batch
+    size, to 1e-6 relative. One block of features is held at a time. `progress` is called with the number of images just
+    finished.
     Raises UsageError where pixels are not uint8 or there are none."""
-    size = len(pixels)
+    size, block = len(pixels), block_of(encoder.device)
     if isinstance(pixels, Tensor) and pixels.dtype != torch.uint8:
         raise UsageError(f"image_moments takes uint8 pixels; got {pixels.dtype}; encode floats with encoder.encode.")
     if not size or batch_size < 1:
         raise UsageError(f"image_moments needs images and a batch size of at least 1; got {size} and {batch_size}.")
     parts: list[Moments] = []
-    for start in range(0, size, read := -(-batch_size // BLOCK) * BLOCK):
+    for start in range(0, size, read := -(-batch_size // block) * block):
         rows = torch.arange(start, min(start + read, size))
         chunk = pixels[rows] if isinstance(pixels, Tensor) else pixels.pixels(rows)
-        parts += [_block_moments(encoder, block) for block in torch.split(chunk, BLOCK)]
+        parts += [_block_moments(encoder, part, block) for part in torch.split(chunk, block)]
         if progress is not None:
             progress(len(rows))
     return concatenated(parts)
 
 
-def _block_moments(encoder: StyleEncoder, pixels: Tensor) -> Moments:
-    """Compute the moments of at most BLOCK images, with the kernels for exactly BLOCK."""
+def block_of(device: torch.device) -> int:
+    """The number of images in one pass on `device`."""
+    return BLOCKS.get(device.type, BLOCK)
+
+
+def _block_moments(encoder: StyleEncoder, pixels: Tensor, block: int) -> Moments:
+    """Compute the moments of at most `block` images, with the kernels for exactly `block`."""
     device = encoder.device
-    filled = torch.cat([pixels, pixels[:1].expand(BLOCK - len(pixels), -1, -1, -1)])
+    filled = torch.cat([pixels, pixels[:1].expand(block - len(pixels), -1, -1, -1)])
     with torch.inference_mode():
         found = moments(encoder.encode(as_float(filled.to(device))))
     return found.rows(torch.arange(len(pixels), device=device))

@@ -12,7 +12,7 @@ from torch import Tensor
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.data.shapes import shapes
 from fdgsec.nn.styles.channel_statistics import adain, style_of
-from fdgsec.nn.styles.encoders import ENCODERS, StyleEncoder, image_moments, load_encoder
+from fdgsec.nn.styles.encoders import ENCODERS, StyleEncoder, block_of, image_moments, load_encoder
 from fdgsec.runtime.errors import UsageError, WeightsUnavailableError
 from fdgsec.runtime.random_streams import stream
 
@@ -244,3 +244,7 @@ def test_a_blank_image_has_finite_statistics_and_can_be_restyled() -> None:
 
 def images(count: int, height: int = 64, width: int = 64) -> Tensor:
     return torch.rand(count, 3, height, width, generator=stream(0, "world", "encoder test"))
+
+
+def test_a_pass_has_more_images_on_a_gpu() -> None:
+    assert [block_of(torch.device(kind)) for kind in ("cpu", "cuda", "meta")] == [16, 128, 16]
