@@ -19,6 +19,7 @@ from torch import Tensor
 from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.styles.feature_styles import PLACES, StageStyleObjective, apply_style, check_places, instance_statistics
+from fdgsec.nn.training.batches import to_device
 from fdgsec.nn.training.training_loop import Objective
 from fdgsec.runtime.errors import UsageError
 
@@ -38,7 +39,7 @@ def perturb_styles(maps: Tensor, rng: torch.Generator, *, factor: float = 1.0) -
 def _draw_statistic(statistic: Tensor, rng: torch.Generator, factor: float) -> Tensor:
     """Draw from N(statistic, Sigma^2), Sigma^2 the statistic's variance over the batch."""
     spread = (statistic.var(0, keepdim=True) + EPS).sqrt()
-    noise = torch.randn(statistic.shape, generator=rng).to(statistic)
+    noise = to_device(torch.randn(statistic.shape, generator=rng).to(statistic.dtype), statistic.device)
     return statistic + factor * noise * spread
 
 

@@ -30,7 +30,7 @@ from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, ServerNe
 from fdgsec.federation.release_declarations import Release
 from fdgsec.methods.fedavg import FedAvg, averaged, detached
 from fdgsec.nn.networks.classifiers import Classifier
-from fdgsec.nn.training.batches import Batch
+from fdgsec.nn.training.batches import Batch, to_device
 from fdgsec.nn.training.training_loop import Objective, optimizer_step
 from fdgsec.nn.training.training_plan import TrainingPlan, optimizer_memory, optimizer_of, remember
 from fdgsec.runtime.errors import UsageError
@@ -133,7 +133,7 @@ class Alignment:
         errors = self.error.of(model.head(features), batch.labels)
         with torch.autocast(features.device.type, enabled=False):
             condition = functional.one_hot(batch.labels, model.classes).float() * self.method.label_value
-            noise = torch.rand(len(condition), generator.noise, generator=self.rng).to(condition.device)
+            noise = to_device(torch.rand(len(condition), generator.noise, generator=self.rng), condition.device)
             reference = generator(noise, condition)
             judged = discriminator_loss(discriminator, reference.detach(), features.detach().float(), condition)
             optimizer_step(self.optimizers[1], judged, self.method.game)

@@ -212,7 +212,7 @@ class FedAlign(FedCCRL):
         """Algorithm 2, 17 and 18: lambda = sigma(k d) Beta(alpha, alpha), (B,)."""
         channels = mean if self.difficulty == "input" else (inputs - mean) / std  # X~, line 11
         d = difficulty_score(channels.mean((2, 3)))
-        return torch.sigmoid(self.sharpness * d).cpu() * super().ratio(inputs, mean, std, rng)
+        return torch.sigmoid(self.sharpness * d) * super().ratio(inputs, mean, std, rng)
 
     def augmix_scale(self, pixels: Tensor) -> Tensor | None:
         """Algorithm 3, 11 and 12: sigma(k d), (B,), with `augmix_difficulty`."""

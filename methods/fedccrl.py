@@ -18,6 +18,7 @@ outside wrap around (`overflow="wrapped"`)."""
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Literal, Self
 
 import torch
@@ -36,7 +37,7 @@ from fdgsec.nn.networks.classifiers import IMAGENET_MEAN, IMAGENET_STD, Classifi
 from fdgsec.nn.styles.channel_statistics import Moments, concatenated, moments
 from fdgsec.nn.styles.feature_styles import apply_style, instance_statistics
 from fdgsec.nn.training.augmix import AugMix, dirichlet
-from fdgsec.nn.training.batches import Batch
+from fdgsec.nn.training.batches import Batch, to_device
 from fdgsec.nn.training.losses import jensen_shannon, supervised_contrastive
 from fdgsec.nn.training.training_loop import Objective
 from fdgsec.runtime.errors import ArtifactError, UsageError
@@ -48,20 +49,23 @@ EPS = 1e-6
 AT_ONCE = 64  # images whose moments are taken in float64 at a time
 
 
-def _constants(like: Tensor) -> tuple[Tensor, Tensor]:
-    mean, std = torch.tensor(IMAGENET_MEAN), torch.tensor(IMAGENET_STD)
-    return mean.to(like).view(3, 1, 1), std.to(like).view(3, 1, 1)
+@lru_cache(maxsize=8)
+def _constants(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The mean and std of ImageNet, (3, 1, 1) both, rounded to float32 first."""
+    with torch.inference_mode(False):  # or no later step could differentiate through them
+        mean, std = torch.tensor(IMAGENET_MEAN), torch.tensor(IMAGENET_STD)
+        return mean.to(device, dtype).view(3, 1, 1), std.to(device, dtype).view(3, 1, 1)
 
 
 def normalized(images: Tensor) -> Tensor:
     """Normalize images in [0, 1] as the network does; all statistics are taken in that space."""
-    mean, std = _constants(images)
+    mean, std = _constants(images.device, images.dtype)
     return (images - mean) / std
 
 
 def denormalized(inputs: Tensor) -> Tensor:
     """The inverse of `normalized`; mixed images may leave [0, 1]."""
-    mean, std = _constants(inputs)
+    mean, std = _constants(inputs.device, inputs.dtype)
     return inputs * std + mean
 
 
@@ -77,7 +81,7 @@ def color_moments(data: DomainDataset, rows: Tensor) -> Moments:
     if not len(rows):
         return Moments(count=torch.zeros(0), mean=torch.zeros(0, 3), m2=torch.zeros(0, 3))
     found = concatenated([moments(as_float(data.pixels(part))) for part in rows.split(AT_ONCE)])
-    mean, std = (constants.flatten() for constants in _constants(found.mean))
+    mean, std = (constants.flatten() for constants in _constants(found.mean.device, found.mean.dtype))
     return Moments(count=found.count, mean=(found.mean - mean) / std, m2=found.m2 / std.square())
 
 
@@ -242,18 +246,19 @@ class FedCCRL(FedAvg):
         Without a pool they are drawn from the batch: a random permutation of its own statistics."""
         mean, std = instance_statistics(inputs, eps=EPS)
         if pool is None:
-            order = torch.randperm(len(inputs), generator=rng).to(inputs.device)
+            order = to_device(torch.randperm(len(inputs), generator=rng), inputs.device)
             other_mean, other_std = mean[order], std[order]
         else:
             rows = pool.rows(len(inputs), rng)
-            other_mean, other_std = (drawn[rows].to(mean).view(-1, 3, 1, 1) for drawn in (pool.mean, pool.std))
+            drawn = to_device(torch.cat([pool.mean[rows], pool.std[rows]], 1).to(mean.dtype), mean.device)
+            other_mean, other_std = drawn[..., None, None].chunk(2, 1)
         return interpolate_statistics(
             inputs, (mean, std), (other_mean, other_std), self.ratio(inputs, mean, std, rng).to(mean)
         )
 
     def ratio(self, inputs: Tensor, mean: Tensor, std: Tensor, rng: torch.Generator) -> Tensor:
         """Draw the share of its own statistics that each input keeps, (B,): lambda ~ Beta(alpha, alpha)."""
-        return dirichlet(len(inputs), 2, self.alpha, rng)[:, 0]
+        return to_device(dirichlet(len(inputs), 2, self.alpha, rng)[:, 0], inputs.device)
 
     def augmix_scale(self, pixels: Tensor) -> Tensor | None:
         """The factor of AugMix's m, (B,); None for 1."""

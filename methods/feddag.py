@@ -244,6 +244,7 @@ class FedDAG(SharpnessAware):
     ) -> dict[str, float]:
         """Run Algorithm 1's loop over mini-batches, in place; return the student's mean loss, steps and discrepancy."""
         device, precision = prepare_training(networks.student, self.plan, rng)
+        data = data.on(device)
         total, apart, seen, steps = torch.zeros((), device=device), torch.zeros((), device=device), 0, 0
         warming = clock.round < self.warm_up
         dealt = _scheduled_batches(data, self.plan, rng, clock=clock, device=device, precision=precision)

@@ -174,4 +174,6 @@ class FedIIR(FedAvg):
         if not isinstance(target, HeadGradient):
             came = "nothing" if target is None else target.kind
             raise TypeError(f"fediir trains with a HeadGradient; {client.name} received {came}.")
+        device = model.blueprint.device
+        target = HeadGradient(weight=target.weight.to(device), bias=target.bias.to(device))
         return InvariantLoss(target, self.penalty)

@@ -25,7 +25,7 @@ from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.networks.group_norm_linear import drawn_linear
-from fdgsec.nn.training.batches import Batch
+from fdgsec.nn.training.batches import Batch, to_device
 from fdgsec.nn.training.training_loop import Objective
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
@@ -91,7 +91,7 @@ class SimpleRepresentation:
         if not isinstance(model, StochasticClassifier):
             raise TypeError(f"fedsr trains a StochasticClassifier; got a {type(model).__name__}.")
         mean, std = model.distribution(batch.images)
-        z = mean + std * torch.randn(mean.shape, generator=self.rng).to(mean.device)
+        z = mean + std * to_device(torch.randn(mean.shape, generator=self.rng), mean.device)
         loss = functional.cross_entropy(model.head(z).float(), batch.labels, reduction="none")
         length = z.square().sum(1) if self.norm == "squared" else torch.linalg.vector_norm(z, dim=1)
         reference = model.reference_mean[batch.labels], functional.softplus(model.reference_spread)[batch.labels]

@@ -43,7 +43,7 @@ from fdgsec.nn.networks.group_norm_linear import drawn_linear
 from fdgsec.nn.styles.channel_statistics import EPS, Moments, concatenated, moments
 from fdgsec.nn.styles.finch import cluster_means, finch
 from fdgsec.nn.styles.image_styles import encoder_named, pictures, resized, scaled, statistics, style_transfer
-from fdgsec.nn.training.batches import Batch, TrainingSet, augment
+from fdgsec.nn.training.batches import Batch, TrainingSet, augment, to_device
 from fdgsec.nn.training.training_loop import Objective
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
@@ -122,7 +122,7 @@ def verbatim_fraction(interpolation: InterpolationStyle, means: Tensor, stds: Te
 def negatives(labels: Tensor, rng: torch.Generator) -> Tensor:
     """Draw for each record a uniformly random one of another class (section 2.2), (B,); -1 if there is none."""
     foreign = labels.unsqueeze(0) != labels.unsqueeze(1)
-    priorities = torch.rand(foreign.shape, generator=rng).to(labels.device).masked_fill(~foreign, -1.0)
+    priorities = to_device(torch.rand(foreign.shape, generator=rng), labels.device).masked_fill(~foreign, -1.0)
     best, position = priorities.max(dim=1)
     return torch.where(best >= 0, position, -1)
 

@@ -183,6 +183,9 @@ class FPL(FedAvg):
         received = inbox.get(SLOT)
         if received is not None and not isinstance(received, Prototypes):
             raise TypeError(f"fpl trains with Prototypes; {client.name} received a {received.kind}.")
+        if received is not None:
+            device = model.blueprint.device
+            received = Prototypes(features=received.features.to(device), classes=received.classes.to(device))
         return PrototypeLoss(received, self.temperature)
 
     def results(

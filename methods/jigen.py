@@ -24,7 +24,7 @@ from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.networks.group_norm_linear import drawn_linear
-from fdgsec.nn.training.batches import Batch
+from fdgsec.nn.training.batches import Batch, to_device
 from fdgsec.nn.training.training_loop import Objective
 from fdgsec.runtime.errors import UsageError
 
@@ -75,7 +75,7 @@ def shuffle_tiles(images: Tensor, orders: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class JigsawLoss:
-    """The class loss plus `weight` times the loss of the order."""
+    """The class loss plus `weight` times the loss of the order; `orders` are on the network's device."""
 
     orders: Tensor
     whole: float
@@ -88,14 +88,13 @@ class JigsawLoss:
         """Return the losses, (B,); their mean is that of the ordered images plus `weight` times that of all."""
         if not isinstance(model, JigsawClassifier):
             raise TypeError(f"jigen trains a JigsawClassifier; got a {type(model).__name__}.")
-        chosen = self.draw_orders(len(batch.labels))
-        device = batch.images.device
-        images = shuffle_tiles(batch.images, self.orders[chosen].to(device))
+        chosen = to_device(self.draw_orders(len(batch.labels)), batch.images.device)
+        images = shuffle_tiles(batch.images, self.orders[chosen])
         features = model.features(images)
-        named = functional.cross_entropy(model.jigsaw(features).float(), chosen.to(device), reduction="none")
+        named = functional.cross_entropy(model.jigsaw(features).float(), chosen, reduction="none")
         classed = functional.cross_entropy(model.head(features).float(), batch.labels, reduction="none")
         if self.class_loss == "ordered":
-            ordered = (chosen == 0).to(device)
+            ordered = chosen == 0
             classed = classed * ordered * (len(chosen) / ordered.sum().clamp_min(1))
         return classed + self.weight * named
 
@@ -129,5 +128,5 @@ class JiGen(FedAvg):
         self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
     ) -> Objective:
         """The loss of both heads."""
-        orders = tile_orders(self.permutations)
+        orders = tile_orders(self.permutations).to(model.blueprint.device)
         return JigsawLoss(orders, self.bias_whole_image, self.jigsaw_weight, self.class_loss, rng)

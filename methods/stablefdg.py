@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State
+from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State, Update
 from fdgsec.methods.style_sharing import DISTRIBUTION, STAGES, StyleSharing
 from fdgsec.nn.networks.attention import (
     HighlightedClassifier,
@@ -51,7 +51,7 @@ from fdgsec.nn.styles.feature_styles import (
     mixed_statistics,
     oversampled_rows,
 )
-from fdgsec.nn.training.batches import Batch, TrainingSet
+from fdgsec.nn.training.batches import Batch, TrainingSet, to_device
 from fdgsec.nn.training.class_balanced_batches import BalancedPass, ClassDraws
 from fdgsec.nn.training.training_loop import Objective
 from fdgsec.runtime.errors import ArtifactError, UsageError
@@ -135,7 +135,17 @@ class StableFDG(StyleSharing):
         self, client: Client, *, inbox: Inbox, state: State, rng: torch.Generator
     ) -> tuple[TrainingSet, State]:
         """The client's own images; resets the count of negative stds."""
-        return TrainingSet.of(client.data), {**state, NEGATIVE_STDS: torch.zeros(2, dtype=torch.int64)}
+        counted = torch.zeros_like(state.get(NEGATIVE_STDS, torch.zeros(2, dtype=torch.int64)))
+        return TrainingSet.of(client.data), {**state, NEGATIVE_STDS: counted}
+
+    def fit(
+        self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Update, State]:
+        """FedAvg's, with negative stds counted on the network's device: no step waits for the count."""
+        counted = torch.zeros(2, dtype=torch.int64, device=model.blueprint.device)
+        state = {**state, NEGATIVE_STDS: counted}
+        update, state = super().fit(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
+        return update, {**state, NEGATIVE_STDS: state[NEGATIVE_STDS].cpu()}
 
     def objective(
         self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
@@ -164,7 +174,7 @@ class StableFDG(StyleSharing):
         mean, std = instance_statistics(maps.detach(), eps=self.eps, unbiased=self.unbiased)
         points = torch.cat([mean, std], 1).flatten(1)
         keeping = (count + 1) // 2
-        new_mean, new_std = (drawn.to(mean) for drawn in styles.drawn(count - keeping, rng))
+        new_mean, new_std = styles.drawn(count - keeping, rng, like=mean)
         if self.selection == "random":
             kept = torch.randperm(count, generator=rng)[:keeping]
         else:
@@ -173,7 +183,8 @@ class StableFDG(StyleSharing):
             center_mean, center_std = kmeans_step(points, kept)[..., None, None].chunk(2, 1)
             new_mean, new_std = torch.cat([center_mean, new_mean]), torch.cat([center_std, new_std])
             return apply_style(maps, mean, std, new_mean=new_mean, new_std=new_std)
-        moving = torch.ones(count, dtype=torch.bool).index_fill(0, kept, False).nonzero().flatten().to(maps.device)
+        moving = torch.ones(count, dtype=torch.bool).index_fill(0, kept, False).nonzero().flatten()
+        moving = to_device(moving, maps.device)
         moved = apply_style(maps[moving], mean[moving], std[moving], new_mean=new_mean, new_std=new_std)
         return maps.index_put((moving,), moved)  # keeps channels_last, which index_copy does not
 
@@ -188,12 +199,13 @@ class StableFDG(StyleSharing):
         source = maps.detach() if self.gradient == "none" else maps
         mean, std = instance_statistics(source, eps=self.eps, unbiased=self.unbiased)
         new_mean, new_std = (mean, std) if self.gradient == "all" else (mean.detach(), std.detach())
-        rows = oversampled_rows(labels, size, rng, balanced=self.oversample == "balanced").to(maps.device)
+        drawn = oversampled_rows(labels, size, rng, balanced=self.oversample == "balanced")
+        rows = to_device(drawn, maps.device)
         far_mean, far_std = (self._explore(statistic, rows) for statistic in (new_mean, new_std))
         if size:
             maps, mean, std = (torch.cat([whole, whole[rows]]) for whole in (maps, mean, std))
             new_std = torch.cat([new_std, far_std.clamp_min(0) if self.clamp_explored else far_std])
-            new_mean, labels = torch.cat([new_mean, far_mean]), torch.cat([labels, labels[rows.cpu()]])
+            new_mean, labels = torch.cat([new_mean, far_mean]), torch.cat([labels, labels[drawn]])
         elif self.mix_alpha is None:
             return maps, labels, far_std
         if self.mix_alpha is not None:
@@ -204,6 +216,12 @@ class StableFDG(StyleSharing):
         """Eqs. (4) and (5) for the oversampled `rows`, about mu_n(s^n) as printed or mu_n(s-hat^n) as in the text."""
         whole = torch.cat([statistic, statistic[rows]]) if self.explore_center == "concatenated" else statistic
         return explored(statistic[rows], whole.mean(0, keepdim=True), level=self.exploration)
+
+
+def count_negative(counted: Tensor, negative: Tensor, explored: Tensor | int) -> None:
+    """Add to NEGATIVE_STDS, in place: how many stds are `negative`, of how many."""
+    counted[0] += negative.sum().to(counted.device)
+    counted[1] += explored.to(counted.device) if isinstance(explored, Tensor) else explored
 
 
 @dataclass(kw_only=True, eq=False)
@@ -233,7 +251,7 @@ class LocalLearning:
         images, labels = self.with_partners(batch, model)
         passage = ForwardPass(labels=labels, balanced=self.balanced_pass(model))
         logits = self.logits(model, model.maps(images, between=self._between(passage)), passage)
-        return functional.cross_entropy(logits.float(), passage.labels.to(logits.device), reduction="none")
+        return functional.cross_entropy(logits.float(), to_device(passage.labels, logits.device), reduction="none")
 
     def _between(self, passage: ForwardPass) -> StageHooks:
         """The hooks by stage: those at which maps are shifted or explored."""
@@ -254,7 +272,7 @@ class LocalLearning:
                 maps, size = self._append_balanced(place, maps, passage, passage.balanced, size)
         passage.enriched = True
         maps, passage.labels, stds = self.method.explore_styles(maps, passage.labels, self.rng, size=size)
-        self.negative_stds.add_(torch.tensor([int((stds < 0).sum()), stds.numel()]))
+        count_negative(self.negative_stds, stds < 0, stds.numel())
         return maps
 
     def _occurs(self) -> bool:
@@ -267,7 +285,7 @@ class LocalLearning:
         queries, partners = model.highlighter.queries(maps), class_partners(passage.labels)
         if passage.balanced is not None:
             queries = passage.balanced.lent(queries, passage.labels)
-        mixed = mixed_queries(queries, partners.to(queries.device), similarity=self.method.similarity)
+        mixed = mixed_queries(queries, to_device(partners, queries.device), similarity=self.method.similarity)
         return cast(Tensor, model.head(model.highlighted(maps, mixed)))
 
     def with_partners(self, batch: Batch, model: Classifier) -> tuple[Tensor, Tensor]:
@@ -276,7 +294,7 @@ class LocalLearning:
         Returns the images and, on the CPU, the labels. A class with a single image in the client's data gets none."""
         idle = self.method.singletons != "extra" or self.method.similarity == "self"
         if idle or not isinstance(model, HighlightedClassifier):
-            return batch.images, batch.labels.cpu()
+            return batch.images, batch.labels_on_cpu()
         return self.draws.completed(batch, model)
 
     def balanced_pass(self, model: Classifier) -> BalancedPass | None:

@@ -39,12 +39,12 @@ from torch.nn import functional
 from fdgsec.federation.artifacts import StyleDistribution
 from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State
 from fdgsec.federation.release_declarations import Release
-from fdgsec.methods.stablefdg import DISTRIBUTION, NEGATIVE_STDS, StableFDG
+from fdgsec.methods.stablefdg import DISTRIBUTION, NEGATIVE_STDS, StableFDG, count_negative
 from fdgsec.nn.networks.attention import HighlightedClassifier
 from fdgsec.nn.networks.classifiers import Classifier, StageHooks
 from fdgsec.nn.styles.feature_styles import StyleLaws, apply_style, explored, instance_statistics
 from fdgsec.nn.training.augmix import dirichlet
-from fdgsec.nn.training.batches import Batch
+from fdgsec.nn.training.batches import Batch, to_device
 from fdgsec.nn.training.training_loop import Objective
 from fdgsec.runtime.errors import ArtifactError, UsageError
 from fdgsec.runtime.random_streams import child
@@ -122,8 +122,11 @@ class StableFDGDP(StableFDG):
                 f"the prior has {len(self.prior)} shares, but the model {model.blueprint.classes} classes."
             )
         laws = self.new_styles(inbox, state) if self.style else None
+        center = self.exploration_center(inbox, laws) if self.style else None
+        if center is not None:
+            center = center[0].to(model.blueprint.device), center[1].to(model.blueprint.device)
         return PerRecordLearning(
-            method=self, laws=laws, center=self.exploration_center(inbox, laws) if self.style else None,
+            method=self, laws=laws, center=center,
             shifting=clock.round >= self.shift_from, rng=child(rng, "stablefdg"),
             negative_stds=state.get(NEGATIVE_STDS, torch.zeros(2, dtype=torch.int64)),
         )  # fmt: skip
@@ -188,8 +191,9 @@ class PerRecordLearning:
         source = maps.detach() if method.gradient == "none" else maps
         own = instance_statistics(source, eps=method.eps, unbiased=method.unbiased)
         style = own if method.gradient == "all" else (own[0].detach(), own[1].detach())
-        shifted, enriched = self._bernoulli(maps, method.probability / 2), self._bernoulli(maps, method.probability)
-        exploring = enriched & self._bernoulli(maps, 0.5)
+        chances = (method.probability / 2, method.probability, 0.5)
+        shifted, enriched, explored_if_enriched = self._bernoulli(maps, chances)
+        exploring = enriched & explored_if_enriched
         touched = torch.zeros_like(enriched)
         if self.laws is not None and self.shifting:  # step 2
             style = _where(shifted, self._draw_received(self.laws, style), style)
@@ -203,16 +207,16 @@ class PerRecordLearning:
         new = apply_style(maps, *own, new_mean=style[0], new_std=style[1])
         return torch.where(touched, new, maps)
 
-    def _bernoulli(self, maps: Tensor, probability: float) -> Tensor:
-        """Draw True with `probability` for each record, (B, 1, 1, 1) bool."""
-        return (torch.rand(len(maps), 1, 1, 1, generator=self.rng) < probability).to(maps.device)
+    def _bernoulli(self, maps: Tensor, chances: Sequence[float]) -> Sequence[Tensor]:
+        """Draw True with each of `chances` for each record, (B, 1, 1, 1) bool."""
+        drawn = [torch.rand(len(maps), 1, 1, 1, generator=self.rng) < chance for chance in chances]
+        return to_device(torch.stack(drawn), maps.device).unbind()
 
     def _draw_received(self, laws: StyleLaws, like: Style) -> Style:
         """Draw a style for each record from the received distributions."""
         count, channels = like[0].shape[:2]
         self._check(laws.mean.shape[1], channels)
-        mean, std = laws.drawn(count, self.rng)
-        return mean.to(like[0]), std.to(like[1])
+        return laws.drawn(count, self.rng, like=like[0])
 
     def _explore(self, center: Style, style: Style, exploring: Tensor) -> Style:
         """Eqs. (4) and (5); counts negative stds of the records that are `exploring`."""
@@ -221,13 +225,13 @@ class PerRecordLearning:
             explored(each, middle.to(each), level=self.method.exploration)
             for each, middle in zip(style, center, strict=True)
         )
-        far = std[exploring.flatten()]
-        self.negative_stds.add_(torch.tensor([int((far < 0).sum()), far.numel()]))
+        count_negative(self.negative_stds, exploring & (std < 0), exploring.sum() * std.shape[1])
         return mean, std.clamp_min(0) if self.method.clamp_explored else std
 
     def _mix(self, laws: StyleLaws, style: Style, alpha: float) -> Style:
         """Step 5: lambda s + (1 - lambda) s', s' from the received distributions, lambda ~ Beta(alpha, alpha)."""
-        lam = dirichlet(len(style[0]), 2, alpha, self.rng)[:, 0].to(style[0]).view(-1, 1, 1, 1)
+        drawn = dirichlet(len(style[0]), 2, alpha, self.rng)[:, 0].to(style[0].dtype)
+        lam = to_device(drawn, style[0].device).view(-1, 1, 1, 1)
         other = self._draw_received(laws, style)
         return torch.lerp(other[0], style[0], lam), torch.lerp(other[1], style[1], lam)
 

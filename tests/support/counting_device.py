@@ -23,6 +23,8 @@ Kind = Literal["up", "down", "read"]
 
 SIZED_BY_VALUES = frozenset({"nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount"})
 """Operations whose result has a size that depends on values, for which the host waits."""
+MOVES = frozenset({"_to_copy", "to"})
+"""Operations that may copy to another device; in inference mode `to` is not taken apart."""
 COMPARED = frozenset({"equal", "is_nonzero", "item", "_local_scalar_dense"})
 """Operations that give the host a number."""
 COPIED_INDICES = frozenset({"index", "index_put", "index_put_", "_index_put_impl_"})
@@ -42,7 +44,7 @@ class Transfers:
     def add(self, kind: Kind, operation: str) -> None:
         """Note a transfer, and the innermost line of this repository that it comes from."""
         frames = [each for each in traceback.extract_stack() if Path(each.filename).is_relative_to(ROOT)]
-        outside = [each for each in frames if each.filename != __file__] or frames
+        outside = [each for each in frames if each.filename != __file__ and each.name != "to_device"] or frames
         where = f"{Path(outside[-1].filename).relative_to(ROOT)}:{outside[-1].lineno}"
         self.seen.append((kind, operation, where))
 
@@ -92,12 +94,10 @@ class _Counting(TorchDispatchMode):
         name = func.overloadpacket.__name__
         leaves = tree_leaves((args, kwargs))
         inputs = [each for each in leaves if isinstance(each, OnDevice)]
-        target = None if kwargs.get("device") is None else torch.device(kwargs["device"])
+        target = _target(name, args, leaves)
         kind = self._kind(name, args, leaves, inputs, target)
         if kind is not None:
             self.transfers.add(kind, name)
-        if target is not None:
-            kwargs["device"] = torch.device("cpu")
         made = func(*tree_map(_held, tuple(args)), **tree_map(_held, kwargs))
         if not (target == DEVICE if target is not None else inputs):
             return made
@@ -109,7 +109,7 @@ class _Counting(TorchDispatchMode):
         """What kind of transfer the operation is, if any. Raises MixedDevicesError where a GPU would refuse it."""
         if (inputs or target == DEVICE) and any(isinstance(each, torch.Generator) for each in leaves):
             raise MixedDevicesError(f"{name} on the device draws from a generator of the host.")
-        if name == "_to_copy":
+        if name in MOVES:
             return (
                 None if target is None or (target == DEVICE) == bool(inputs) else "up" if target == DEVICE else "down"
             )
@@ -166,7 +166,16 @@ def _on_host(value: object) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor) and not isinstance(value, OnDevice)
 
 
+def _target(name: str, args: Sequence[Any], leaves: Sequence[Any]) -> torch.device | None:
+    """The device that an operation names for its result, if any."""
+    if name == "to" and len(args) > 1 and isinstance(args[1], Tensor):
+        return args[1].device
+    return next((each for each in leaves if isinstance(each, torch.device)), None)
+
+
 def _held(value: Any) -> Any:
+    if isinstance(value, torch.device):
+        return torch.device("cpu")
     return value.held if isinstance(value, OnDevice) else value
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fdgsec.nn.networks.classifiers import Classifier, StageHooks
-from fdgsec.nn.training.batches import Batch
+from fdgsec.nn.training.batches import Batch, to_device
 from fdgsec.runtime.errors import unknown_name
 from fdgsec.runtime.random_streams import integer_seed
 
@@ -160,9 +160,9 @@ def mixed_statistics(mean: Tensor, std: Tensor, rng: torch.Generator, *, alpha: 
 
     lambda ~ Beta(alpha, alpha) is drawn per row, j from a permutation of the batch that may leave rows in place."""
     count = mean.shape[0]
-    order = torch.randperm(count, generator=rng).to(mean.device)
+    order = to_device(torch.randperm(count, generator=rng), mean.device)
     drawn = np.random.default_rng(integer_seed(rng)).beta(alpha, alpha, count)  # torch's uses the global stream
-    lam = torch.from_numpy(drawn).to(mean).view(-1, 1, 1, 1)
+    lam = to_device(torch.from_numpy(drawn).to(mean.dtype), mean.device).view(-1, 1, 1, 1)
     return torch.lerp(mean[order], mean, lam), torch.lerp(std[order], std, lam)
 
 
@@ -193,15 +193,19 @@ class StyleLaws:
     mean_scale: Tensor
     std_scale: Tensor
 
-    def drawn(self, count: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    def drawn(self, count: int, rng: torch.Generator, *, like: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Draw `count` styles, each from a random row and with its own noise in every channel: two (count, C, 1, 1).
 
-        A std below 0 becomes 0."""
+        They get the number format and device of `like`. A std below 0 becomes 0."""
         rows = torch.randint(len(self.mean), (count,), generator=rng)
         noise = torch.randn(2, count, self.mean.shape[1], generator=rng)
         mean = self.mean[rows] + noise[0] * self.mean_scale[rows]
         std = (self.std[rows] + noise[1] * self.std_scale[rows]).clamp_min(0)
-        return mean[..., None, None], std[..., None, None]
+        both = torch.cat([mean, std], 1)
+        if like is not None:
+            both = to_device(both.to(like.dtype), like.device)
+        mean, std = both[..., None, None].chunk(2, 1)
+        return mean, std
 
 
 def greedy_seeds(points: Tensor, count: int, rng: torch.Generator) -> Tensor:

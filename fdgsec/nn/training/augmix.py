@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fdgsec.nn.training.batches import to_device
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import integer_seed
 
@@ -151,13 +152,12 @@ class AugMix:
 
     def _augmented(self, images: Tensor, rng: torch.Generator, scale: Tensor | None) -> Tensor:
         width = self._drawn(self.width, rng)
-        original = dirichlet(len(images), 2, self.alpha, rng)[:, 0]  # m ~ Beta(alpha, alpha)
-        original = original if scale is None else original * scale.cpu()
-        weights = dirichlet(len(images), width, self.alpha, rng)
+        m = dirichlet(len(images), 2, self.alpha, rng)[:, :1]  # ~ Beta(alpha, alpha)
+        drawn = to_device(torch.cat([m, dirichlet(len(images), width, self.alpha, rng)], 1), images.device)
+        original, *weights = drawn.unbind(1)
+        original = original if scale is None else original * scale
         chains = [self.chain((images.shape[2], images.shape[3]), rng) for _ in range(width)]
-        return blend_chains(
-            images, original=original, shares=[(1 - original) * w for w in weights.unbind(1)], chains=chains
-        )
+        return blend_chains(images, original=original, shares=[(1 - original) * w for w in weights], chains=chains)
 
     def chain(self, size: tuple[int, int], rng: torch.Generator) -> Chain:
         """Draw the operations of one chain, each at a random level, for images of `size` (height, width)."""

@@ -16,13 +16,21 @@ from fdgsec.runtime.errors import UsageError
 class Batch:
     """Augmented images (B, 3, H, W) in [0, 1], labels (B,), and their record numbers (B,), these on the CPU.
 
-    `partners` (B, 3, H, W) are the records' second versions where the training set has them, with the same crops and
-    flips; where the set holds them as floats, in their own range."""
+    `copied` are the labels as they were moved to the device, and where they came from, for `labels_on_cpu`. `partners`
+    (B, 3, H, W) are the records' second versions where the training set has them, with the same crops and flips; where
+    the set holds them as floats, in their own range."""
 
     images: Tensor
     labels: Tensor
     records: Tensor
     partners: Tensor | None = None
+    copied: tuple[Tensor, Tensor] | None = None
+
+    def labels_on_cpu(self) -> Tensor:
+        """The labels on the CPU, without a wait for the device unless they were changed there."""
+        if self.copied is not None and self.copied[0] is self.labels:
+            return self.copied[1]
+        return self.labels.cpu()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,15 +55,15 @@ class TrainingSet:
         return int(self.labels.shape[0])
 
     def on(self, device: torch.device) -> "TrainingSet":
-        """Put images, labels and partners on `device`, so that training moves them once and not batch by batch.
+        """Put images and partners on `device`, so that training moves them once and not batch by batch.
 
         Where they would take more than half of a GPU's free memory they stay where they are."""
-        held = [each for each in (self.images, self.labels, self.partners) if each is not None]
+        held = [each for each in (self.images, self.partners) if each is not None]
         needed = sum(each.numel() * each.element_size() for each in held)
         if device.type == "cuda" and needed > torch.cuda.mem_get_info(device)[0] // 2:
             return self
         partners = None if self.partners is None else self.partners.to(device)
-        return replace(self, images=self.images.to(device), labels=self.labels.to(device), partners=partners)
+        return replace(self, images=self.images.to(device), partners=partners)
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
@@ -151,12 +159,13 @@ def epoch_of_batches(
     order = torch.randperm(len(data), generator=rng)
     parts = [part for part in order.split(plan.batch_size) if len(part) > 1 or min(len(data), plan.batch_size) == 1]
     rows = to_device(order, data.images.device).split(plan.batch_size)
+    labels = to_device(data.labels[order], device).split(plan.batch_size)
     ahead = None if device.type == "cpu" else _Ahead.of([len(part) for part in parts], plan, rng, device)
     for number, records in enumerate(parts):
         draws = None if ahead is None else ahead.taken(number, rng)
         if draws is None:
             draws = to_device(_draws(len(records), plan, rng), device)
-        yield _loaded(data, records, rows[number], plan, draws, device=device, layout=layout)
+        yield _loaded(data, records, (rows[number], labels[number], draws), plan, device=device, layout=layout)
 
 
 def batch_of(
@@ -169,21 +178,22 @@ def batch_of(
     layout: torch.memory_format,
 ) -> Batch:
     """Load the entries of `data` at `records` (B,), augmented, on `device`."""
-    rows, draws = to_device(records, data.images.device), to_device(_draws(len(records), plan, rng), device)
-    return _loaded(data, records, rows, plan, draws, device=device, layout=layout)
+    moved = to_device(records, data.images.device), to_device(data.labels[records], device)
+    draws = to_device(_draws(len(records), plan, rng), device)
+    return _loaded(data, records, (*moved, draws), plan, device=device, layout=layout)
 
 
 def _loaded(
     data: TrainingSet,
     records: Tensor,
-    rows: Tensor,
+    moved: tuple[Tensor, Tensor, Tensor],
     plan: TrainingPlan,
-    draws: Tensor,
     *,
     device: torch.device,
     layout: torch.memory_format,
 ) -> Batch:
-    """The batch of `records`, which are `rows` on the device of the images."""
+    """The batch of `records`; `moved` are their rows on the device of the images, their labels and their draws."""
+    rows, labels, draws = moved
     pixels = as_float(to_device(data.images[rows], device))
     partners = None
     if data.partners is None:
@@ -192,7 +202,8 @@ def _loaded(
         both = torch.cat([pixels, as_float(to_device(data.partners[rows], device))], 1)
         parts = _augmented(both, plan, draws).split(3, 1)
         images, partners = (half.contiguous(memory_format=layout) for half in parts)
-    return Batch(images=images, labels=to_device(data.labels[rows], device), records=records, partners=partners)
+    copied = None if device.type == "cpu" else (labels, data.labels[records])
+    return Batch(images=images, labels=labels, records=records, partners=partners, copied=copied)
 
 
 def batches_in_order(

@@ -54,7 +54,7 @@ class ClassDraws:
         """Append another image of its class for each sample that is the only one; device and layout follow `model`.
 
         Gives images (B or more, 3, H, W) and labels, these on the CPU."""
-        labels = batch.labels.cpu()
+        labels = batch.labels_on_cpu()
         lone = only_of_class(labels)
         rows = self.rows(labels[lone], but=batch.records[lone])
         if not len(rows):
