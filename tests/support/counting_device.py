@@ -4,6 +4,7 @@ Its tensors say that they are on torch's "meta" device, which any machine has, a
 is computed with. Set FDGSEC_PRECISION=float32: without it, precision is that of the CPU's row of the table."""
 
 import traceback
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -195,5 +196,8 @@ def _wrapper(inputs: Sequence[OnDevice]) -> Any:
 def counting_device() -> Iterator[Transfers]:
     """Give the device named "meta" values, and count transfers to and from it until the end of the context."""
     transfers = Transfers()
-    with patch.object(torch, "autocast", _Autocast), _Building(), _Counting(transfers):
+    with (
+        warnings.catch_warnings(), patch.object(torch, "autocast", _Autocast), _Building(), _Counting(transfers),
+    ):  # fmt: skip
+        warnings.filterwarnings("ignore", "for .*: copying from a non-meta parameter")  # it is copied here
         yield transfers
