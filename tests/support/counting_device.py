@@ -32,6 +32,11 @@ COPIED_INDICES = frozenset({"index", "index_put", "index_put_", "_index_put_impl
 """Operations that copy indices on the host to the device."""
 
 
+def _is_of_project(file: Path) -> bool:
+    """Whether a file is the project's own; an environment with its libraries may lie inside the checkout."""
+    return file.is_relative_to(ROOT) and "site-packages" not in file.parts
+
+
 @dataclass(eq=False)
 class Transfers:
     """The transfers so far: (kind, operation, line of this repository) of each."""
@@ -44,7 +49,7 @@ class Transfers:
 
     def add(self, kind: Kind, operation: str) -> None:
         """Note a transfer, and the innermost line of this repository that it comes from."""
-        frames = [each for each in traceback.extract_stack() if Path(each.filename).is_relative_to(ROOT)]
+        frames = [each for each in traceback.extract_stack() if _is_of_project(Path(each.filename))]
         outside = [each for each in frames if each.filename != __file__ and each.name != "to_device"] or frames
         where = f"{Path(outside[-1].filename).relative_to(ROOT)}:{outside[-1].lineno}"
         self.seen.append((kind, operation, where))
