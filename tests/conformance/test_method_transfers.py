@@ -34,16 +34,14 @@ DOWN: Mapping[str, float] = {"stablefdg": 0.75}
 
 def counted(name: str, steps: int) -> Counter[tuple[str, str, str]]:
     """The transfers of two rounds of two clients, whose training has this many steps, all of one epoch."""
-    plan = {"batch_size": 6, "learning_rate": 0.01}
+    plan = {"batch_size": 6, "learning_rate": 0.01, **({} if name == "fedadg" else {"steps": steps})}
     method: Method = build(resolve("methods", name), {"plan": plan, **OPTIONS.get(name, {})}, where="method")
     method = method.fitting(CLIENTS)
     drawn = shapes(image_size=32, per_domain=36)
     parts = [drawn.of_domain(number) for number in range(CLIENTS)]
     judged = drawn.of_domain(CLIENTS).subset(torch.arange(6))
     members = [Client(name=f"client:{number}", data=part, validation=judged) for number, part in enumerate(parts)]
-    if name != "fedadg":
-        method = replace(method, plan=replace(method.plan, steps=steps))
-    else:
+    if name == "fedadg":
         members = [replace(client, data=client.data.subset(torch.arange(6 * steps))) for client in members]
     start = start_of(method)
     start = GlobalModel(blueprint=replace(start.blueprint, device=str(DEVICE)), state=start.state)
