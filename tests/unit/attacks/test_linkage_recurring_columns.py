@@ -144,6 +144,8 @@ def independent(kind: str, draws: np.random.Generator) -> tuple[Rows, Rows]:
     else:  # the values of every column come again, in another order
         one = draws.normal(0, 1, size[1:]).round(1)
         other = draws.permuted(one, axis=0)
+    for release in (one, other):
+        release[:, 32:] -= release[:, 32:].min()  # stds
     return one, other
 
 
@@ -151,7 +153,7 @@ def independent(kind: str, draws: np.random.Generator) -> tuple[Rows, Rows]:
 @pytest.mark.slow
 def test_vectors_of_nobody_are_flagged_no_more_often_than_stated(kind: str):
     draws, flagged = np.random.default_rng(0), 0
-    for _ in range(200):
+    for _ in range(80):
         flagged += linked(*independent(kind, draws)).leaks
 
-    assert flagged <= 11  # 2.5% of 200, and a tail of 1%
+    assert flagged <= 6  # 2.5% of 80, and a tail of 1%
