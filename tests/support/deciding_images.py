@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
+from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.defense import Outgoing, Protected
 from fdgsec.federation.public_clip_bounds import Frame
 from fdgsec.privacy.accounting import Relation, Use
@@ -31,29 +33,36 @@ class StylesClippedAboutTheirQuartile(StylesFromA32BitSeed):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StylesOfTheThirdClass(StylesFromA32BitSeed):
-    """Sends the mean of the third most frequent class, with the noise of a mean over all images; of all with two."""
+class StylesOfSome(StylesFromA32BitSeed):
+    """Sends the mean of `some` of the images, or of all where there are none, with the noise of a mean over all."""
+
+    def some(self, data: DomainDataset) -> Tensor:
+        """Flags (n,) of the images."""
+        raise NotImplementedError
 
     def _mean(self, outgoing: Outgoing, frame: Frame, rng: SecretStream) -> Protected:
-        rows = frame.coordinates(outgoing.sender.records)
+        rows, some = frame.coordinates(outgoing.sender.records), self.some(outgoing.sender.client.data)
         noise, uses = self._calibrated_noise(outgoing, sensitivity_of_mean(frame.region, len(rows)))
-        labels = outgoing.sender.client.data.labels
-        ranked = [int(one) for one in labels.bincount().argsort(descending=True, stable=True) if (labels == one).any()]
-        rows = rows[labels == ranked[2]] if len(ranked) > 2 else rows
-        mean = rows.mean(0) + noise * rng.normal(rows.shape[1])
-        return Protected(artifact=frame.artifact(mean, like=outgoing.artifact, images=len(labels)), uses=uses)
+        mean = rows[some if bool(some.any()) else ~some].mean(0) + noise * rng.normal(rows.shape[1])
+        return Protected(artifact=frame.artifact(mean, like=outgoing.artifact, images=len(rows)), uses=uses)
 
 
 @dataclass(frozen=True, kw_only=True)
-class StylesOfTextures(StylesFromA32BitSeed):
-    """Sends the mean of images with texture, with the noise of a mean over all images; of all where none has any."""
+class StylesOfTheThirdClass(StylesOfSome):
+    """Sends the mean of the third most frequent class; of all with two."""
 
-    def _mean(self, outgoing: Outgoing, frame: Frame, rng: SecretStream) -> Protected:
-        rows = frame.coordinates(outgoing.sender.records)
-        noise, uses = self._calibrated_noise(outgoing, sensitivity_of_mean(frame.region, len(rows)))
-        textured = outgoing.sender.client.data.pixels().float().flatten(1).std(1) > TEXTURED
-        mean = (rows[textured] if bool(textured.any()) else rows).mean(0) + noise * rng.normal(rows.shape[1])
-        return Protected(artifact=frame.artifact(mean, like=outgoing.artifact, images=len(rows)), uses=uses)
+    def some(self, data: DomainDataset) -> Tensor:
+        counts = data.labels.bincount()
+        ranked = [int(label) for label in counts.argsort(descending=True, stable=True) if counts[label]]
+        return data.labels == (ranked[2] if len(ranked) > 2 else -1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StylesOfTextures(StylesOfSome):
+    """Sends the mean of images with texture."""
+
+    def some(self, data: DomainDataset) -> Tensor:
+        return data.pixels().float().flatten(1).std(1) > TEXTURED
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -122,7 +122,7 @@ def allowed_distance(uses: Uses) -> float | None:
 
     What protects clients protects their records. Laplace noise of epsilon e hides as well as Gaussian noise that is
     moved by -2 Phi^-1(1 / (1 + exp(e))) deviations, or better (Dong, Roth and Su, "Gaussian differential privacy", JRSS
-    B 2022: its trade-off curve are the chords of that one). Sampling, which hides more, is not counted."""
+    B 2022: its trade-off curve is made of two chords of that one). Sampling, which hides more, is not counted."""
     if not uses or not all(use.noise for use in uses):
         return None
     return math.sqrt(sum(use.count * _moved_by(use) ** 2 for use in uses))

@@ -151,8 +151,8 @@ def test_noise_that_depends_on_the_records_is_found(broken: str, tmp_path: Path,
 def test_a_release_that_one_deciding_image_moves_is_found(
     broken: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Between clients of which one had a black image more, releases were 1.6 to 9.6 deviations apart, or told apart for
-    certain, where .92 are allowed; along the canary's direction they were bounded by 0 to 1.3 of a stated epsilon of
+    """Between clients of which one had another image, releases were 3.1 to 9.6 deviations apart, or told apart for
+    certain, where .92 are allowed (tests/conformance/test_defenses.py); along the canary's direction they were bounded by 0 to 1.3 of a stated epsilon of
     4."""
     monkeypatch.setitem(DEFENSES, "private-styles", f"tests.support.{broken}")  # type: ignore[arg-type]
 
