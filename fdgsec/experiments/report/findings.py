@@ -46,8 +46,9 @@ class Finding:
     """The row that stands for one attack, and how many of the attack's rows are flagged, or worse than chance.
 
     `alike` counts the rows of the same measurement that differ in domain and size alone, `alike_open` those of them
-    that neither are flagged nor show no leak, and `unlike_open` those of other measurements. `faults` are the failed
-    controls in words; `spoiled` says that one of them is negative or through the target."""
+    that neither are flagged nor show no leak, and `unlike_open` those of other measurements. `over` says in words what
+    the row is a gain over, if anything. `faults` are the failed controls in words; `spoiled` says that one of them is
+    negative or through the target."""
 
     attack: str
     row: Measurement
@@ -59,6 +60,7 @@ class Finding:
     judged: int
     flagged: int
     worse: int
+    over: str
     faults: tuple[str, ...]
     spoiled: bool
 
@@ -109,6 +111,7 @@ class Finding:
         said = self.choice.says.format(
             rate=percent(row.value), share=share(row), hits=round((row.value or 0) * row.n), n=f"{row.n:,}",
             numbers=numbers(row), among=_among(shown, row.slice.get("held")), name=row.name,
+            controls=self.over or "its controls",
             true="an image that was added between two releases" if added else "the true image",
         )  # fmt: skip
         return f"{said}; flagged in {self.alike_flagged} of {self.alike} domains and sizes" if self.alike > 1 else said
@@ -216,6 +219,7 @@ def finding_of(result: AttackResult) -> Finding | None:
         alike_open=alike_open, unlike_open=len(still_open) - alike_open, judged=len(judged),
         flagged=sum(each.leaks for each in judged),
         worse=sum(each.worse_than_chance for each in judged if each is not row),
+        over=choice.controls(row, judged),
         faults=tuple(
             f"{count} of {len(result.controls[kind])} {kind.replace('-', ' ')} controls failed"
             for kind, count in failed.items() if count

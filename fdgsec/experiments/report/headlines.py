@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from fdgsec.experiments.report.words import CONTROL_WORDS, listed
 from fdgsec.metrics.measurement import Measurement, Slice
 
 Asked = Literal["who", "what", "look", "harm", "other"]
@@ -31,8 +32,9 @@ class Choice:
     """Rows of one measurement: their slices have all of `where`, and none of the entries `without` but as NONE.
 
     `says` is what such a row means in words, with the fields {rate}, {share}, {hits}, {n}, {numbers}, {among} and
-    {true}: the true image, or the one that was added between two releases. A flagged row stands for an attack only
-    where the rows that differ from it by one of `beside` are flagged too, as far as they are judged."""
+    {true}: the true image, or the one that was added between two releases; {controls}: what the row's control is, and
+    those of its upheld rows `beside`. A flagged row stands for an attack only where the rows that differ from it by one
+    of `beside` are flagged too, as far as they are judged."""
 
     measurement: str
     says: str
@@ -47,8 +49,16 @@ class Choice:
 
     def upheld(self, row: Measurement, rows: Sequence[Measurement]) -> bool:
         """Tell whether a flagged row is upheld by those `beside` it, of all `rows` of the attack."""
+        return all(other.leaks for other in self._judged_beside(row, rows))
+
+    def controls(self, row: Measurement, rows: Sequence[Measurement]) -> str:
+        """What an upheld row, of all `rows` of the attack, and those beside it are gains over, in words."""
+        beaten = {str(other.slice.get("over")) for other in (row, *self._judged_beside(row, rows))}
+        return listed([f"the {CONTROL_WORDS[control]}" for control in sorted(beaten) if control in CONTROL_WORDS])
+
+    def _judged_beside(self, row: Measurement, rows: Sequence[Measurement]) -> Sequence[Measurement]:
         wanted = [{**row.slice, **entries} for entries in self.beside]
-        return all(other.leaks for other in rows if other.judged and other.name == row.name and other.slice in wanted)
+        return [other for other in rows if other.judged and other.name == row.name and other.slice in wanted]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +72,10 @@ class Headline:
 _LISTED = "names every image of {hits} of {n} clients{among} ({numbers})"
 _MEMBERS = "tells members from non-members, AUC {numbers}"
 _NEAREST = "draws pictures of which {rate} are nearest to {true}{among} ({numbers})"
-_CLOSER = "draws pictures closer to {true} than public images and those drawn from another release are, by {numbers}"
+_CLOSER = "draws pictures closer to {true} than {controls}, by {numbers}"
 _LINKED = "links two releases of the same client, {share} ({numbers})"
-_LIKER = "draws pictures more like {true} than its controls are ({name} {numbers})"
+_LIKER = "draws pictures more like {true} than {controls} ({name} {numbers})"
 _CONTROLS: Sequence[Slice] = ({"over": "B3"}, {"over": "B0"}, {"over": "B2"})
-"""Pictures of another release, the mean picture, and the public picture of the nearest style."""
 _PICTURES = (
     Choice(measurement="gallery_top1", where={"distance": "mse"}, says=_NEAREST),
     *(Choice(measurement="psnr_gain", where=control, says=_CLOSER, beside=_CONTROLS) for control in _CONTROLS),

@@ -504,6 +504,19 @@ def test_pictures_that_are_no_closer_than_the_mean_picture_are_no_leak(name: str
     assert found(done("optimization-inversion", exchanged, closer, nearest)).yes
 
 
+@pytest.mark.parametrize("name", ["psnr_gain", "ssim_gain"])
+def test_a_sentence_names_no_control_that_could_not_be_measured(name: str):
+    """The mean picture is a control like any other; a sentence named public images where their row was unavailable."""
+    exchanged, mean, nearest = (row(name, 2.5, 1.5, 3.5, 0.0, n=8, rows="difference", over=f"B{n}") for n in (3, 0, 2))
+    missing = replace(nearest, value=None, low=None, high=None, unavailable="no public image")
+
+    all_three = found(done("optimization-inversion", exchanged, mean, nearest)).sentence
+    two = found(done("optimization-inversion", exchanged, mean, missing)).sentence
+
+    assert "than the mean auxiliary image, the nearest auxiliary image and the unrelated reconstruction" in all_three
+    assert "than the mean auxiliary image and the unrelated reconstruction" in two
+
+
 def test_an_answer_says_in_how_many_domains_it_was_found():
     flagged, undecided = (
         row("auc", value, value - 0.1, value + 0.1, 0.5, n=40, domain=domain)
