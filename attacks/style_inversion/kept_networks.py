@@ -29,11 +29,11 @@ NetworkT = TypeVar("NetworkT", bound=nn.Module)
 
 FOLDER = "networks"
 """The folder of the cache."""
-PACKAGES = ("fdgsec.metrics", "fdgsec.nn")
+PACKAGES = ("fdgsec.nn",)
 MODULES = (
     "fdgsec.attacks.style_inversion.halfway", "fdgsec.attacks.style_inversion.inverter",
     "fdgsec.attacks.style_inversion.inverter_cache", "fdgsec.attacks.style_inversion.inverter_gan",
-    "fdgsec.attacks.style_inversion.kept_networks", "fdgsec.runtime.random_streams",
+    "fdgsec.attacks.style_inversion.kept_networks", "fdgsec.metrics.image_similarity", "fdgsec.runtime.random_streams",
 )  # fmt: skip
 """Packages and modules that decide how a network is trained on given data."""
 NUMERICS = ("ATEN_", "DNNL_", "KMP_", "MKL_", "ONEDNN_", "TORCH_")
