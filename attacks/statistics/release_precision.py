@@ -1,8 +1,9 @@
 """How precise the numbers of a release are, and what their rounding leaves open of its statistic."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby, takewhile
 from typing import Literal
 
 import torch
@@ -159,8 +160,7 @@ def rounding_of_values(values: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
     def likelihood(way: Writing) -> float:
         return math.log(WAYS[way]) + float(way.error(counted).log().sum())
 
-    fitting = [way for way in WAYS if torch.equal(way.written(numbers), numbers) or way.count == SINGLE]
-    likeliest = max(fitting, key=likelihood)
+    likeliest = max(_fitting(numbers), key=likelihood)
     apart = [found for value in values if (found := steps_of(value.flatten().float())) is not None]
     whole = steps_of(numbers)
     lattices = [*apart, *([] if whole is None else [whole])]
@@ -174,25 +174,29 @@ def rounding_of_values(values: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
     return error
 
 
+def _fitting(numbers: Tensor) -> Iterator[Writing]:
+    """The ways that leave `numbers` (N,) as they are: of one unit, all from the finest to the coarsest one."""
+    for _, ways in groupby(sorted(WAYS, key=lambda way: (way.unit, -way.count)), key=lambda way: way.unit):
+        yield from takewhile(lambda way: way.count == SINGLE or torch.equal(way.written(numbers), numbers), ways)
+
+
 def rounding_noise(
     artifact: Artifact, released_statistic: ReleasedStatistic, about: Tensor, *, images: int | None
 ) -> Tensor:
     """The standard deviation (D,) of t of a release that its rounding leaves open, by perturbing its numbers."""
     rng, error = stream(0, "attack", "rounding of a release"), rounding_of(artifact)
     values = {name: value for name, value in artifact.tensors().items() if value.is_floating_point()}
-    errors, read = {name: error(value) for name, value in values.items()}, list[Tensor]()
-    for _ in range(PERTURBED):
-        moved = {
-            name: value.double() + (2 * torch.rand(value.shape, generator=rng, dtype=torch.float64) - 1) * errors[name]
-            for name, value in values.items()
-        }
-        read.append(_read(artifact, moved, released_statistic, images=images))
+    sizes = [value.numel() for value in values.values()]
+    drawn = 2 * torch.rand(PERTURBED, sum(sizes), generator=rng, dtype=torch.float64) - 1
+    moved = {
+        name: value.double() + draws.reshape(-1, *value.shape) * error(value)
+        for (name, value), draws in zip(values.items(), drawn.split(sizes, dim=1), strict=True)
+    }
+    legal = {
+        name: each if name == "mean" else each.clamp_min(0) for name, each in moved.items()
+    }  # means may be below 0
+    read = [
+        released_statistic.release(replace(artifact, **dict(zip(legal, one, strict=True))), images=images)[0]
+        for one in zip(*legal.values(), strict=True)
+    ]
     return released_statistic.about(torch.stack(read), about).std(0)
-
-
-def _read(
-    artifact: Artifact, values: Mapping[str, Tensor], released_statistic: ReleasedStatistic, *, images: int | None
-) -> Tensor:
-    """t (D,) of `artifact` with other numbers; of these, only means may be negative."""
-    legal = {name: value if name == "mean" else value.clamp_min(0) for name, value in values.items()}
-    return released_statistic.release(replace(artifact, **legal), images=images)[0]
