@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +27,9 @@ Register = Annotated[
 RegistrationFile = Annotated[
     Path | None, typer.Option("--registration", help="Run what this file registered, and cite its commit.")
 ]
+WithoutBeyond = Annotated[
+    bool, typer.Option("--without-beyond", help="Leave out runs that no verdict depends on: numbers beyond the claims.")
+]
 
 
 @o.takes("target_domain", "per_domain", "image_size", "device")
@@ -40,6 +44,7 @@ def command(
     claim: Only = None,
     register: Register = None,
     registration: RegistrationFile = None,
+    without_beyond: WithoutBeyond = False,
     workers: Workers = 1,
     fresh: o.Fresh = False,
     out: o.Out = None,
@@ -56,7 +61,7 @@ def command(
 
     request = ClaimsRequest(
         dataset=dataset, profile=profile, encoders=tuple(encoder or ("mini",)), seeds=_numbers(seeds),
-        only=tuple(claim or ()), given=given,
+        only=tuple(claim or ()), given=given, beyond=not without_beyond,
     )  # fmt: skip
     if register is not None:
         if registration is not None:
@@ -67,7 +72,7 @@ def command(
     if registration is not None:
         if any((encoder, claim, seeds != "0", *(value is not None for value in given.values()))):
             raise UsageError("--registration says what is run; leave the other options out.")
-        request = registered_request(registration)
+        request = replace(registered_request(registration), beyond=not without_beyond)
         if dataset not in ("pacs", request.dataset) or profile not in ("quick", request.profile):
             raise UsageError(f"{registration} is of {request.dataset}, profile {request.profile}.")
     named = f"claims-{request.dataset}-{request.profile}-seed{'-'.join(map(str, request.seeds))}"

@@ -4,6 +4,7 @@ import json
 import shlex
 from html import unescape
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 
@@ -96,6 +97,21 @@ def test_a_second_call_reads_the_reports_and_gives_the_same_table(folder: Path, 
     assert (folder / "claims.json").read_text() == before
     assert {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/report.json")} == stamps
     assert DECIDED in capsys.readouterr().out
+
+
+def test_without_runs_beyond_the_claims_the_verdicts_are_the_same(folder: Path, tmp_path: Path):
+    before = json.loads((folder / "claims.json").read_text())
+    other = tmp_path / "claims"
+    copytree(folder, other)
+
+    assert main(["claims", *SMALL, *ASKED, "--without-beyond", "--out", str(other)]) == 0
+
+    after = json.loads((other / "claims.json").read_text())
+    (claim, summaries), (one, few) = before["claims"], after["claims"]
+    assert (one | {"beyond": []}, few | {"beyond": []}) == (claim | {"beyond": []}, summaries | {"beyond": []})
+    assert (before["beyond"], after["beyond"], len(summaries["beyond"]), few["beyond"]) == (True, False, 2, [])
+    assert {path.name for path in (other / "runs").iterdir()} == {path.name for path in (folder / "runs").iterdir()}
+    assert "shown where they are of runs that decide" in (other / "claims.md").read_text()
 
 
 def test_a_registration_is_written_and_its_ledger_and_options_are_binding(

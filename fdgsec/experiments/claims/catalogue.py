@@ -100,11 +100,19 @@ class Claim:
         """The numbers beyond the claim; those that name no target are of the claim's own run."""
         return [_beyond(self, dict(row)) for row in self.beyond]
 
-    def probes(self) -> Iterator[Probe]:
-        """Every attack that the claim needs."""
+    def deciding(self) -> list[Probe]:
+        """The attacks that the verdict needs."""
         compared = None if self.compared is None else self.compared.measured
-        yield from (probe for probe in (self.measured, compared) if probe is not None)
-        yield from (note.probe for note in self.notes())
+        return [probe for probe in (self.measured, compared) if probe is not None]
+
+    def shown(self, *, beyond: bool) -> list[Beyond]:
+        """The numbers beyond the claim; without those `beyond`, the ones of the attacks that decide it alone."""
+        return [note for note in self.notes() if beyond or note.probe in self.deciding()]
+
+    def probes(self, *, beyond: bool = True) -> Iterator[Probe]:
+        """Every attack that the claim needs, with or without those of numbers `beyond` it."""
+        yield from self.deciding()
+        yield from (note.probe for note in self.shown(beyond=beyond))
 
 
 def _beyond(claim: Claim, row: dict[str, Any]) -> Beyond:

@@ -31,7 +31,9 @@ Report = Mapping[str, Any] | str
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimsRequest:
-    """The claims to measure, and the dataset, encoders, seeds and settings; `given` overrides the claims' own."""
+    """The claims to measure, and the dataset, encoders, seeds and settings; `given` overrides the claims' own.
+
+    Without `beyond`, runs are left out of which no verdict is made."""
 
     dataset: str
     profile: str = "quick"
@@ -39,6 +41,7 @@ class ClaimsRequest:
     seeds: Sequence[int] = (0,)
     only: Sequence[str] = ()
     given: Mapping[str, Any] = field(default_factory=dict)
+    beyond: bool = True
 
     def __post_init__(self) -> None:
         for name, values in {"encoders": self.encoders, "seeds": self.seeds}.items():
@@ -97,7 +100,7 @@ def planned_runs(claims: Sequence[Claim], request: ClaimsRequest) -> Mapping[str
     runs: dict[str, RunConfig] = {}
     for seed in request.seeds:
         for claim in claims:
-            for probe in claim.probes():
+            for probe in claim.probes(beyond=request.beyond):
                 for encoder in request.encoders if claim.per_encoder else ("",):
                     config = probe_config(claim, probe, request, encoder=encoder, seed=seed)
                     key = _shared(config)

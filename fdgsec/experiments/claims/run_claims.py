@@ -9,6 +9,7 @@ same."""
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,8 @@ def claims(
         document = {
             "schema": SCHEMA, "dataset": request.dataset, "profile": request.profile,
             "encoders": list(request.encoders), "seeds": list(request.seeds), "agreeing": agreeing(len(request.seeds)),
-            "code": code_sha256(), "registration": registered, "claims": _documents(chosen, runs, request),
+            "code": code_sha256(), "registration": registered,
+            "beyond": request.beyond, "claims": _documents(chosen, runs, request),
         }  # fmt: skip
         write_atomic(out / "claims.json", json.dumps(document, indent=1) + "\n")
         write_atomic(out / "claims.md", markdown(document))
@@ -102,8 +104,9 @@ def _registered(path: Path, request: ClaimsRequest, *, data_root: Path | None) -
 
 
 def _inputs(request: ClaimsRequest, *, data_root: Path | None) -> Mapping[str, str]:
-    """The hashes of what the runs of the claims read."""
-    return registered_inputs(planned_runs(chosen_claims(request.only), request).values(), data_root=data_root)
+    """The hashes of what the runs of the claims read, those beyond them too."""
+    runs = planned_runs(chosen_claims(request.only), replace(request, beyond=True))
+    return registered_inputs(runs.values(), data_root=data_root)
 
 
 def registration_of(request: ClaimsRequest, *, data_root: Path | None) -> Registration:
@@ -127,7 +130,8 @@ def _documents(chosen: Sequence[Claim], runs: MeasuredRuns, request: ClaimsReque
     singles = single_verdicts(columns, request.seeds)
     found = []
     for claim in chosen:
-        document = _described(claim, request) | {"beyond": [_noted(claim, note, sources) for note in claim.notes()]}
+        notes = [_noted(claim, note, sources) for note in claim.shown(beyond=request.beyond)]
+        document = _described(claim, request) | {"beyond": notes}
         if claim.untestable:
             found.append(document | {"verdict": "not a testable claim", "reason": claim.untestable})
             continue

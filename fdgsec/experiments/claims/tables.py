@@ -190,7 +190,8 @@ def legend(document: Mapping[str, Any]) -> str:
         "populations' intervals lie on the other side, and all controls passed. Undecided: neither. Each number is "
         "that of the weakest criterion in the population that speaks most against the claim; intervals are 95%; p is "
         "that of no better than the baseline. Alone: the verdict that this encoder and seed would have given. Numbers "
-        "beyond a claim enter no verdict."
+        "beyond a claim enter no verdict"
+        f"{'.' if document['beyond'] else ', and are shown where they are of runs that decide one.'}"
     )
 
 

@@ -187,6 +187,7 @@ def claims(
     data_root: str | Path | None = None,
     out: str | Path | None = None,
     profile: str = "quick",
+    beyond: bool = True,
     workers: int = 1,
     fresh: bool = False,
     progress: "ShowProgress" = "auto",
@@ -194,14 +195,17 @@ def claims(
 ) -> dict[str, Any]:
     """Measure the papers' privacy claims (all, or `only` those named) and return claims.json, as `fdgsec claims`.
 
-    With `out` the table and a report per run are written there; otherwise nothing is kept."""
+    Without `beyond`, runs are left out that no verdict depends on. With `out` the table and a report per run are
+    written there; otherwise nothing is kept."""
     from tempfile import TemporaryDirectory
 
     from fdgsec.experiments.claims.measured_runs import ClaimsRequest
     from fdgsec.experiments.claims.run_claims import claims as experiment
     from fdgsec.runtime.progress import progress_shown
 
-    request = ClaimsRequest(dataset=dataset, profile=profile, encoders=encoders, seeds=seeds, only=only, given=settings)
+    request = ClaimsRequest(
+        dataset=dataset, profile=profile, encoders=encoders, seeds=seeds, only=only, given=settings, beyond=beyond
+    )
     with TemporaryDirectory() as nowhere, progress_shown(progress) as shown:
         return experiment(
             request, data_root=path_of(data_root), out=Path(out or nowhere), fresh=fresh, progress=shown,

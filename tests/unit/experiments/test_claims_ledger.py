@@ -2,6 +2,7 @@
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,19 @@ def test_claims_share_runs_and_those_about_a_network_have_one_per_seed():
     assert sum(config.target == "fisc" and config.encoder == "mini" for config in per_seed) == 4
     attacked = [config for config in per_seed if config.target == "ccst-single" and config.encoder == "mini"]
     assert [config.attacks for config in attacked] == [("inter-client", "style-inversion"), ("style-inversion",)]
+
+
+@pytest.mark.medium
+def test_without_numbers_beyond_the_claims_every_run_decides_one():
+    request = ClaimsRequest(dataset="pacs", encoders=("vgg16-hed",), beyond=False)
+    deciding = {(probe.target, probe.attack) for claim in CLAIMS.values() for probe in claim.deciding()}
+
+    runs = planned_runs(list(CLAIMS.values()), request)
+
+    assert {(config.target, attack) for config in runs.values() for attack in config.attacks} == deciding
+    assert len(runs) < len(planned_runs(list(CLAIMS.values()), replace(request, beyond=True)))
+    shown = [note for claim in CLAIMS.values() for note in claim.shown(beyond=False)]
+    assert {(note.probe.target, note.probe.attack) for note in shown} <= deciding
 
 
 @pytest.mark.parametrize(

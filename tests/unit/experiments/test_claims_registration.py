@@ -108,6 +108,11 @@ def test_a_request_that_was_not_registered_is_refused(registered: Path, tmp_path
         claims(other, data_root=None, out=tmp_path / "out", fresh=False, progress=NoProgress(), registration=registered)
 
 
+@pytest.mark.medium
+def test_runs_beyond_the_claims_may_be_left_out_of_what_is_registered():
+    assert registration_of(replace(REQUEST, beyond=False), data_root=None) == registration_of(REQUEST, data_root=None)
+
+
 @pytest.mark.parametrize("name", [f"images of shapes, 20 per domain, seed {REQUEST.seeds[-1]}", "encoder mini"])
 @pytest.mark.medium
 def test_other_images_or_weights_than_the_registered_ones_are_refused(registered: Path, tmp_path: Path, name: str):
