@@ -8,6 +8,7 @@ import torch
 from fdgsec.experiments.audit.moved_releases import moved_too_far
 from fdgsec.experiments.audit.neighboring_clients import Site
 from fdgsec.experiments.audit.noise_of_records import same_cost
+from fdgsec.experiments.audit.noise_tails import without_tails
 from fdgsec.experiments.run_config import RunConfig, made
 from fdgsec.experiments.setup.defenses import statistic_source_of
 from fdgsec.federation.defense import Defense, HasPolicy, Inspects, Outgoing, PlansGuarantee, Protected, Sender
@@ -26,6 +27,8 @@ from fdgsec.testing.contracts import check_frozen, expect, nothing_kept
 from fdgsec.testing.small_federation import CLIENTS, Outcome, Passed, federated, four_clients, start_of
 
 CLIENT_NAMES = tuple(f"client:{number}" for number in range(CLIENTS))
+TAILS = 512
+"""Draws of what a client shares, whose largest deviation is compared with that of Gaussian noise."""
 PLAN = TrainingPlan(batch_size=8, learning_rate=0.01)
 
 
@@ -64,6 +67,7 @@ def check_defense(given: object, *, method: object = None) -> None:
     acts = isinstance(defense, HasPolicy | Inspects | Filter) or first.same_bytes != plain.same_bytes
     expect(acts, "a defense acts", f"nothing that {type(works_with).__name__} sends is changed; give another method")
     _check_costs(defense, first)
+    _check_later_rounds(first)
 
 
 def _methods(defense: Defense, given: object) -> Iterator[Method]:
@@ -131,8 +135,10 @@ def _check_costs_of_others(defense: Defense, method: Method, stack: DefenseStack
 
 def _check_moves(method: Method, stack: DefenseStack, start: GlobalModel) -> None:
     """Check that one image moves what a client shares no further than its cost allows, where that image decides."""
-    clock = Clock(round=0, rounds=2, participants=CLIENT_NAMES)
-    site = Site(method=method, client=four_clients()[0], model=start, defense_stack=stack, clocks=(clock,), seed=0)
+    clocks = [Clock(round=number, rounds=2, participants=CLIENT_NAMES) for number in range(2)]
+    site = Site(method=method, client=four_clients()[0], model=start, defense_stack=stack, clocks=clocks, seed=0)
+    for release in without_tails(site, stack, draws=TAILS):
+        expect(False, "noise has the tails that its cost says", f"that of {release.slot!r} is cut")
     for one in moved_too_far(site, stack):
         expect(
             False, "a release moves with one image no further than its cost allows",
@@ -150,6 +156,22 @@ def _check_protected(made_of: Sequence[Protected | None], sent: Passed, what: st
     expect(kept, "a defense keeps the kind of every artifact", f"{what} became {first.artifact.kind}")
     typed = first.uses is None or all(isinstance(use, Use) for use in first.uses)
     expect(typed, "a cost is None or uses of a mechanism", f"{what} cost {first.uses!r}")
+
+
+def _check_later_rounds(run: Outcome) -> None:
+    """Check that a client that paid for a slot pays for it again, or sends what it has paid for."""
+    sent = {(one.client, one.round, one.stage, one.slot): one.artifact.sha256 for one in run.passed}
+    paid: dict[tuple[str, str, str], set[str | None]] = {}
+    for entry in run.ledger.entries:
+        hashes = paid.setdefault((entry.client, entry.stage, entry.slot), set())
+        now = sent.get((entry.client, entry.round, entry.stage, entry.slot))
+        if any(use.noise for use in entry.uses or ()):
+            hashes.add(now)
+        elif hashes and entry.uses is not None:
+            expect(
+                now in hashes, "every new release has its cost",
+                f"{entry.slot!r} of round {entry.round} is another one than was paid for",
+            )  # fmt: skip
 
 
 def _check_costs(defense: Defense, run: Outcome) -> None:

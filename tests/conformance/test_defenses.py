@@ -22,11 +22,22 @@ from tests.support.broken_defenses import (
     StylesOfTheMostFrequentClass,
 )
 from tests.support.deciding_images import UNDOING, StylesOfAPrivateHalf
+from tests.support.misstated_noise import (
+    SOUND,
+    TOLD_APART,
+    MeanStyles,
+    StylesAboutTheirMedianLater,
+    StylesPaidOnce,
+    StylesRoundedAfterwards,
+    StylesWithCutNoise,
+    StylesWithLaplaceNoise,
+)
 
 OPTIONS: Mapping[str, dict[str, object]] = {"dp-sgd": {"noise_multiplier": 1.0}}
 SINGLE = CCST(style="single", k=2, styles_per_client=10)
-LONG = ("dp-sgd",)
-"""Takes more than two seconds, for gradients of single records; the others take one or two, and remain in the fast suite."""
+LONG = ("dp-sgd", "private-styles")
+"""Take ten seconds, for gradients of single records and for neighbors' releases; the others take one or two, and remain
+in the fast suite."""
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in DEFENSES])
@@ -134,8 +145,9 @@ class DoesNothing(Quantize):
         ),
         *(
             (liar(epsilon=4.0), "a release moves with one image no further than its cost allows: 'style' moves")
-            for liar in (StylesClippedAboutTheirMedian, StylesOfTheMostFrequentClass, *UNDOING)
+            for liar in (StylesClippedAboutTheirMedian, StylesOfTheMostFrequentClass, *UNDOING, *TOLD_APART)
         ),
+        (StylesWithCutNoise(epsilon=4.0), "noise has the tails that its cost says: that of 'style' is cut"),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
 )
@@ -143,6 +155,30 @@ class DoesNothing(Quantize):
 def test_a_liar_is_found_out_and_told_which_promise_it_broke(liar: object, promise: str):
     with pytest.raises(BrokenPromiseError, match=promise):
         check_defense(liar, method=CCST(k=2))
+
+
+@pytest.mark.parametrize(
+    ("liar", "promise"),
+    [
+        (StylesAboutTheirMedianLater(epsilon=4.0), "a release moves with one image no further than its cost allows"),
+        (StylesPaidOnce(epsilon=4.0), "every new release has its cost: 'distribution' of round 1"),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
+)
+@pytest.mark.medium
+def test_a_liar_in_the_second_round_is_found_out(liar: object, promise: str):
+    with pytest.raises(BrokenPromiseError, match=promise):
+        check_defense(liar, method="stablefdg")
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "sound"),
+    [*((8.0, sound) for sound in SOUND), (0.5, StylesWithLaplaceNoise), (60.0, StylesRoundedAfterwards)],
+    ids=lambda value: value.__name__ if isinstance(value, type) else str(value),
+)
+@pytest.mark.medium
+def test_sound_noise_that_looks_unusual_keeps_its_promise(epsilon: float, sound: type[MeanStyles]):
+    check_defense(sound(epsilon=epsilon), method=CCST(k=2))
 
 
 @pytest.mark.medium

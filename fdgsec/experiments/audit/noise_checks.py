@@ -28,6 +28,7 @@ from fdgsec.experiments.audit.moved_releases import moved_too_far
 from fdgsec.experiments.audit.neighboring_clients import Release, Site, numbers
 from fdgsec.experiments.audit.noise_of_records import depend_on_records
 from fdgsec.experiments.audit.noise_shape import DRAWS_A_NUMBER, SUSPECT, THIN, least_along, not_gaussian
+from fdgsec.experiments.audit.noise_tails import without_tails
 from fdgsec.experiments.audit.noise_within import MOST_TENSORS, alike, draws_within, tensors_of
 from fdgsec.federation.artifacts import ModelState, Scores
 from fdgsec.federation.defense_stack import DefenseStack
@@ -40,6 +41,9 @@ FEWEST_NUMBERS = 4
 """Fewer float32 numbers than this may agree in two of 2^18 releases by chance."""
 DIRECTIONS_OF_MODELS = 64
 """Numbers of an artifact with more tensors than styles have, whose directions are compared."""
+LEAST_TAILS, MOST_TAILS = 256, 4096
+"""Draws of a release whose largest deviation is compared with that of Gaussian noise: of 256 numbers, 256 draws show a
+cut at 3 deviations, and 4,096 one at 4."""
 PAIRS = 32
 DEVIATIONS = 6.0
 """Correlations of unrelated noise lie within this many standard deviations (two-sided probability 2e-9)."""
@@ -155,6 +159,8 @@ def check_messages(runs: Sequence[Release], site: Site, place: int, *, releases:
 
     shared = [f"{named_release(first)} of two clients"] if _correlated([first, _of_another(first)], sent) else []
     within, shapes = _within(runs, alone)
+    tails = without_tails(site, alone, draws=min(max(releases, LEAST_TAILS), MOST_TAILS))
+    shapes = list(dict.fromkeys([*shapes, *map(named_release, tails)]))
     checks = NoiseChecks(
         confidence=confidence, correlated=[*_correlated(given, sent), *shared], within=within, shapes=shapes,
         of_records=[named_release(one) for one in depend_on_records(site, alone)],

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fdgsec.experiments.audit.message_canaries import noise_coordinates
-from fdgsec.experiments.audit.neighboring_clients import Release, Site, numbers, releases_of
+from fdgsec.experiments.audit.neighboring_clients import Release, Site, numbers, shared_releases
 from fdgsec.experiments.audit.noise_shape import independent_numbers, standardized
 from fdgsec.experiments.audit.noise_within import DRAWS, draws_within
 from fdgsec.federation.artifacts import Artifact
@@ -36,9 +36,10 @@ def other_clients(site: Site) -> Sequence[Site]:
 
 
 def depend_on_records(site: Site, defense_stack: DefenseStack) -> list[Release]:
-    """The releases with a cost, the first one of each slot, whose cost or noise behind a stack is another one where the
+    """The releases with a cost, of each slot and round, whose cost or noise behind a stack is another one where the
     client's images are."""
-    shares = [[made[0] for made in releases_of(one) if made[0].step == "share"] for one in (site, *other_clients(site))]
+    clients = (site, *other_clients(site))
+    shares = [[one for made in shared_releases(each).values() for one in made] for each in clients]
     found = []
     for own, *others in zip(*shares, strict=True):
         if own.sent(defense_stack)[1] and any(_differ(own, other, defense_stack) for other in others):

@@ -146,6 +146,8 @@ def test_noise_that_depends_on_the_records_is_found(broken: str, tmp_path: Path,
         ("broken_defenses:StylesOfTheMostFrequentClass", "stablefdg"),
         *((f"deciding_images:{broken.__name__}", "ccst-overall") for broken in UNDOING),
         ("deciding_images:StylesClippedAboutTheirQuartile", "stablefdg"),
+        ("misstated_noise:StylesWithRoundedNoise", "ccst-overall"),
+        ("misstated_noise:StylesWithLaplaceNoiseForL2", "stablefdg"),
     ],
 )
 def test_a_release_that_one_deciding_image_moves_is_found(
@@ -160,6 +162,21 @@ def test_a_release_that_one_deciding_image_moves_is_found(
 
     assert found["code"] == 1
     assert MOVES in str(found["faults"])
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(("most", "releases"), [(3.0, 0), (4.0, 4096)])
+def test_noise_without_tails_is_found(most: float, releases: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A number beyond the cut of a client's value was in the release of its neighbor 429 times of 1,500, for a cut at 3
+    deviations; the bound on epsilon was 2.2 of a stated 4."""
+    monkeypatch.setitem(DEFENSES, "private-styles", "tests.support.misstated_noise:StylesWithCutNoise")  # type: ignore[arg-type]
+
+    found = audit(
+        tmp_path, "ccst-overall", f"private-styles:epsilon=4,most={most}",
+        f"--runs 20 --distinct-releases {releases} --encoder mini",
+    )  # fmt: skip
+
+    assert (found["code"], found["faults"]) == (1, [SHAPE])
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import torch
 
 from fdgsec.data.shapes import shapes
 from fdgsec.experiments.audit.chains_of_clients import LONGEST, chains_of
-from fdgsec.experiments.audit.moved_releases import allowed_distance
+from fdgsec.experiments.audit.neighbor_tests import allowed_distance
 from fdgsec.privacy.accounting import Use
 from fdgsec.privacy.mechanisms import epsilon_of
 

@@ -1,0 +1,262 @@
+"""Tests of what tells two neighbors apart: many draws of the same release of clients of whom one has another image.
+
+A test along one direction bounds what Gaussian noise hides, and sees neither numbers without noise, nor noise on a grid
+that the value does not lie on (the residue is that of the value), nor noise whose size is the client's own. Laplace
+noise hides a distance in each number: what it lets through is the sum of these, which no direction shows. Each has a
+test of its own here, and says by how much what the cost allows is exceeded."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from scipy.special import expit, ndtri
+from torch import Tensor
+
+from fdgsec.attacks.statistics.release_precision import Steps, steps_of
+from fdgsec.experiments.audit.message_canaries import noise_coordinates
+from fdgsec.experiments.audit.neighboring_clients import Release, numbers
+from fdgsec.experiments.audit.noise_shape import independent_numbers, standardized
+from fdgsec.experiments.audit.noise_within import draws_within
+from fdgsec.federation.artifacts import Artifact
+from fdgsec.federation.defense import Uses
+from fdgsec.federation.defense_stack import DefenseStack
+from fdgsec.privacy.accounting import Relation, Use
+
+FACTOR = 1.5
+"""By which a distance must exceed what a cost allows: the size of the noise is estimated within a tenth."""
+DEVIATIONS = 4.0
+SIZE_DEVIATIONS = 8.0
+"""Standard deviations by which the mean logarithm of two variances' ratio may miss 0."""
+BY_CHANCE = 1e-6
+"""Probability that a value which always comes back in one client, and never in the other, does so by chance."""
+LATTICES = 64
+"""Numbers of a release that are looked at for a grid."""
+OFF_GRID = 0.1
+"""Of a grid's step: how far apart the residues of two neighbors lie, at least, where values are not rounded to it."""
+ON_GRID = 0.02
+FEWEST_LATTICES = 3
+"""Numbers with such residues, from which on they are no coincidence."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Drawn:
+    """A release drawn several times: the numbers `sent` (runs, D), the same as the mechanism adds noise to them
+    (`values`), and which `whole` ones (D,) were never cut; `form` is what else there is of it: shapes, and numbers that
+    are no fractions."""
+
+    release: Release
+    sent: Tensor
+    values: Tensor
+    whole: Tensor
+    form: tuple[object, ...]
+    uses: Sequence[Use]
+    allowed: float
+    """By how many deviations one image may move it (`allowed_distance`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Apart:
+    """How far two neighbors lie apart by one test: in `times` what their cost allows, and whether draws show that it is
+    more than FACTOR times (`too_far`)."""
+
+    times: float
+    too_far: bool
+    words: str
+
+
+def drawn(release: Release, defense_stack: DefenseStack, runs: int) -> Drawn | None:
+    """The release drawn so often; None where no cost is stated that bounds its distance from a neighbor."""
+    artifact, uses = release.sent(defense_stack)
+    allowed = allowed_distance(uses)
+    if not uses or not allowed:
+        return None
+    read = noise_coordinates(defense_stack, release, uses[0].unit)
+    both, kept = draws_within(release, defense_stack, lambda one: torch.stack([read(one), numbers(one)], 1), runs=runs)
+    return Drawn(
+        release=release, values=both[..., 0], sent=both[..., 1], whole=kept.all(0), form=_form(artifact), uses=uses,
+        allowed=allowed,
+    )  # fmt: skip
+
+
+def _form(artifact: Artifact) -> tuple[object, ...]:
+    """The shapes of an artifact's tensors, and the content of those that hold no fractions."""
+    return tuple(
+        (name, tuple(value.shape), None if value.is_floating_point() else value.cpu().numpy().tobytes())
+        for name, value in artifact.tensors().items()
+    )
+
+
+def allowed_distance(uses: Uses) -> float | None:
+    """By how many standard deviations of Gaussian noise a replaced record may move the mean of a release of this cost;
+    None where no cost is stated, or one without noise.
+
+    What protects clients protects their records. Laplace noise of epsilon e hides as well as Gaussian noise that is
+    moved by -2 Phi^-1(1 / (1 + exp(e))) deviations, or better (Dong, Roth and Su, "Gaussian differential privacy", JRSS
+    B 2022: its trade-off curve is made of two chords of that one). A record that is in a secret Poisson sample with
+    probability q moves the mean of Gaussian releases by q times its sensitivity."""
+    if not uses or not all(use.noise for use in uses):
+        return None
+    return math.sqrt(sum(use.count * _moved_by(use) ** 2 for use in uses))
+
+
+def _moved_by(use: Use) -> float:
+    moved = _replaced(use.sensitivity) / use.noise
+    return use.sampling_rate * moved if use.mechanism == "gaussian" else -2 * float(ndtri(expit(-moved)))
+
+
+def _replaced(sensitivity: Mapping[Relation, float]) -> float:
+    """The distance between clients of which one record is another one: a record less, and one more."""
+    return sensitivity["replace-one"] if "replace-one" in sensitivity else 2 * max(sensitivity.values())
+
+
+def along_a_direction(first: Drawn, second: Drawn) -> Apart:
+    """The distance of the means along the direction that the first half of the draws shows, in standard deviations of
+    the second half.
+
+    Noise that both have in common cancels in their difference."""
+    distance, error = _linear(first, second)
+    return Apart(
+        times=distance / first.allowed, too_far=distance - DEVIATIONS * error > FACTOR * first.allowed,
+        words=f"by {distance:.1f} standard deviations of its noise; {first.allowed:.1f} are allowed",
+    )  # fmt: skip
+
+
+def _linear(first: Drawn, second: Drawn) -> tuple[float, float]:
+    """The distance, and its standard error."""
+    whole = first.whole & second.whole
+    if not bool(whole.any()):  # every number was cut, or comes again
+        return 0.0, 0.0
+    one, other, half = first.values[:, whole], second.values[:, whole], len(first.values) // 2
+    spread = (one[:half].var(0) + other[:half].var(0)) / 2
+    noisy = spread > 0
+    if not bool(noisy.any()):
+        return 0.0, 0.0
+    along = (one[:half] - other[:half]).mean(0)[noisy] / spread[noisy]
+    ones, others = one[half:, noisy] @ along, other[half:, noisy] @ along
+    size = float(((ones.var() + others.var()) / 2).sqrt())
+    if not size:
+        return 0.0, 0.0
+    apart = (ones - others) / size
+    return float(apart.mean()), float(apart.std()) / math.sqrt(len(apart))
+
+
+def by_what_has_no_noise(first: Drawn, second: Drawn) -> Apart:
+    """Whether something without noise is not the same: for certain, or a number that is always the same in one client
+    and never that in the other.
+
+    A value that came back in all of n draws has a probability of at least BY_CHANCE^(1/n), and one that never did of at
+    most one less that; Gaussian noise lets both be so only if it is moved by twice the quantile of the former."""
+    if first.form != second.form:
+        return _certain(first)
+    one, other = first.values, second.values
+    fixed, again = (_constant(each) for each in (one, other))
+    if bool((fixed & again & (one[0] != other[0])).any()):
+        return _certain(first)
+    never = (fixed & (other != one[0]).all(0)) | (again & (one != other[0]).all(0))
+    if not bool((never & (first.sent != second.sent).any(0)).any()):
+        return Apart(times=0.0, too_far=False, words="")
+    least = 2 * float(ndtri(BY_CHANCE ** (1 / len(one))))
+    return Apart(
+        times=math.inf, too_far=least > FACTOR * first.allowed,
+        words="by a number that has no noise for one of two neighbors; "
+        f"{first.allowed:.1f} standard deviations of noise are allowed",
+    )  # fmt: skip
+
+
+def _constant(values: Tensor) -> Tensor:
+    """Which numbers (D,) never change in draws (runs, D)."""
+    return values.amax(0) == values.amin(0)
+
+
+def _certain(one: Drawn) -> Apart:
+    words = f"in what has no noise, where {one.allowed:.1f} standard deviations of noise are allowed"
+    return Apart(times=math.inf, too_far=True, words=words)
+
+
+def by_size_of_noise(first: Drawn, second: Drawn) -> Apart:
+    """Whether noise is of two sizes: as the mechanism adds it, and as it is sent.
+
+    Noise on a number that is sent as its square is of another size in each record, and of one size as it is added."""
+    whole = first.whole & second.whole
+    if not bool(whole.any()):
+        return Apart(times=0.0, too_far=False, words="")
+    found = [_sizes(one[:, whole], other[:, whole]) for one, other in (
+        (first.values, second.values), (first.sent, second.sent),
+    )]  # fmt: skip
+    ratio, deviations = min(found, key=lambda each: abs(each[1]))
+    return Apart(
+        times=abs(deviations) / SIZE_DEVIATIONS, too_far=abs(deviations) > SIZE_DEVIATIONS,
+        words=f"in the size of its noise, {math.exp(abs(ratio) / 2):.2f} times as large for one of two neighbors",
+    )  # fmt: skip
+
+
+def _sizes(one: Tensor, other: Tensor) -> tuple[float, float]:
+    """The mean logarithm of the ratio of variances of numbers (runs, D) of two clients, and in standard deviations."""
+    both = (one.var(0) > 0) & (other.var(0) > 0)
+    if not bool(both.any()):
+        return 0.0, 0.0
+    one, other = one[:, both], other[:, both]
+    counted = min(
+        independent_numbers(standardized(each, torch.ones_like(each, dtype=torch.bool))) for each in (one, other)
+    )
+    ratio = float((one.var(0) / other.var(0)).log().mean())
+    return (ratio, ratio / math.sqrt(4 / ((len(one) - 1) * counted))) if counted >= 1 else (0.0, 0.0)
+
+
+def in_every_number(first: Drawn, second: Drawn) -> Apart:
+    """The epsilon of Laplace noise: the sum over numbers of the distance of the means in the noise's scale.
+
+    The sign of a number's distance is that of the first half of the draws, its length that of the second, so that noise
+    adds nothing to it."""
+    whole, half = first.whole & second.whole, len(first.values) // 2
+    if not all(use.mechanism == "laplace" for use in first.uses) or not bool(whole.any()):
+        return Apart(times=0.0, too_far=False, words="")
+    allowed = sum(use.count * _replaced(use.sensitivity) / use.noise for use in first.uses)
+    one, other = first.values[:, whole], second.values[:, whole]
+    scale = ((one.var(0) + other.var(0)) / 4).sqrt()
+    noisy = scale > 0
+    sign = (one[:half] - other[:half]).mean(0)[noisy].sign()
+    apart = ((one[half:] - other[half:])[:, noisy] / scale[noisy]) @ sign
+    epsilon, error = float(apart.mean()), float(apart.std()) / math.sqrt(len(apart))
+    return Apart(
+        times=epsilon / allowed, too_far=epsilon - DEVIATIONS * error > FACTOR * allowed,
+        words=f"by an epsilon of {epsilon:.1f} of its Laplace noise; {allowed:.1f} are allowed",
+    )  # fmt: skip
+
+
+def by_a_grid(first: Drawn, second: Drawn) -> Apart:
+    """Whether noise is a multiple of some step and what it is added to is not: then the residue is that of the value.
+
+    Values that are rounded together with their noise have the same residue in both clients."""
+    moved = (first.sent != second.sent).any(0) & first.whole & second.whole
+    residues = [_residue(first.sent[:, j], second.sent[:, j]) for j in moved.nonzero().flatten()[:LATTICES].tolist()]
+    apart = sum(residue is not None and residue > OFF_GRID for residue in residues)
+    return Apart(
+        times=apart / FEWEST_LATTICES, too_far=apart >= FEWEST_LATTICES,
+        words=f"off the grid of its noise, for certain; {first.allowed:.1f} standard deviations are allowed",
+    )  # fmt: skip
+
+
+def _residue(one: Tensor, other: Tensor) -> float | None:
+    """How far two sets of draws (runs,) lie off each other's grid, in its steps; None where they have no such grid."""
+    grids = [steps_of(each.float()) for each in (one, other)]
+    if grids[0] is None or grids[1] is None:
+        return None
+    step = max(grids, key=lambda grid: grid.step).step  # each is the true step or a multiple of a part of it
+    if _off(one, Steps(step=step, offset=float(one[0]))) > ON_GRID:
+        return None
+    if _off(other, Steps(step=step, offset=float(other[0]))) > ON_GRID:
+        return None
+    return _off(other, Steps(step=step, offset=float(one[0])))
+
+
+def _off(values: Tensor, grid: Steps) -> float:
+    """The median distance of values from a grid, in its steps."""
+    counts = (values - grid.offset) / grid.step
+    return float((counts - counts.round()).abs().median())
+
+
+SCREENED_BY: Sequence[Callable[[Drawn, Drawn], Apart]] = (by_what_has_no_noise, along_a_direction, by_size_of_noise)
+"""Tests that few draws suffice for."""
+TESTS: Sequence[Callable[[Drawn, Drawn], Apart]] = (*SCREENED_BY, in_every_number, by_a_grid)
