@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fdgsec.attacks.attribute_inference.control import planted_domains
 from fdgsec.attacks.statistics.defense_noise import ACCOUNTED, COPIES, defense_noise_of_mean, noisy_rows
+from fdgsec.attacks.statistics.standardization import standardizing_scale
 from fdgsec.federation.artifacts import Amplitudes, StyleStatistics
 from fdgsec.federation.released_statistics import PooledStyles
 from fdgsec.nn.styles.channel_statistics import linear_statistic
@@ -182,9 +183,7 @@ def _fit_classifier(
 ) -> _FittedClassifier:
     """Train on auxiliary images with the classifier that has the fewest cross-validation errors."""
     rows, domains, copies = _training(knowledge, rng, pooled=pooled, records=records)
-    spread = rows.std(0, correction=0)
-    scale = spread.clamp_min(1e-3 * float(spread[spread > 0].median()))  # a constant coordinate must not be blown up
-    center = rows.mean(0)
+    center, scale = rows.mean(0), standardizing_scale(rows)
     x, y = ((rows - center) / scale).numpy(), domains.numpy()
     fold = (torch.randperm(len(y) // copies, generator=rng) % FOLDS).repeat(copies).numpy()
     with threadpool_limits(limits=1):  # many small fits: a second thread only waits

@@ -22,6 +22,7 @@ from torch import Tensor
 from fdgsec.attacks.attribute_inference.control import planted_classes
 from fdgsec.attacks.statistics.auxiliary_subsets import lacking, nested_subset
 from fdgsec.attacks.statistics.defense_noise import ACCOUNTED, noisy_rows
+from fdgsec.attacks.statistics.standardization import standardizing_scale
 from fdgsec.data.domains import DomainDataset
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.errors import UsageError
@@ -76,10 +77,7 @@ def _features(mean: Tensor, std: Tensor, kind: Features) -> Tensor:
 
 
 def _center_and_scale(features: Tensor) -> tuple[Tensor, Tensor]:
-    spread = features.std(0, correction=0)
-    varying = spread[spread > 0]
-    smallest = 1e-3 * float(varying.median()) if len(varying) else 1.0  # a constant coordinate must not be blown up
-    return features.mean(0), spread.clamp_min(smallest)
+    return features.mean(0), standardizing_scale(features)
 
 
 def _standardize(training: _TrainingSet, kind: Features) -> Tensor:

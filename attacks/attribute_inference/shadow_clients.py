@@ -23,6 +23,7 @@ from fdgsec.attacks.statistics.defense_noise import (
     defense_noise_of_rows,
     style_rows_of,
 )
+from fdgsec.attacks.statistics.standardization import standardizing_scale
 from fdgsec.data.domains import DomainDataset, shares_of
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles, StyleDistribution, StyleStatistics
 from fdgsec.federation.released_statistics import ReleasedStatistic
@@ -112,8 +113,7 @@ class ShadowClients:
             return True
         order = torch.randperm(len(self.images), generator=rng)
         clients = [order[:PROBE_IMAGES], order[-PROBE_IMAGES:]]
-        spread = self.records.std(0, correction=0)
-        spread = spread.clamp_min(1e-3 * float(spread[spread > 0].median()))
+        spread = standardizing_scale(self.records)
         held = [self.images.subset(rows) for rows in clients]
         for rows, made in zip(clients, self._undefended_releases(held, rng), strict=True):
             away = (self.release(made, images=len(rows)) - self.records[rows].mean(0)).abs() / spread

@@ -13,6 +13,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from fdgsec.attacks.statistics.defense_noise import RowMetric, noisy_rows, row_metric
+from fdgsec.attacks.statistics.standardization import standardizing_scale
 from fdgsec.attacks.statistics.tracing import fit_whitening
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.federation.artifacts import InterpolationStyle, StyleBank
@@ -45,10 +46,7 @@ def _with_log_std(styles: Tensor) -> Tensor:
 
 def _standardize(features: Tensor, reference: Tensor) -> NDArray[np.float64]:
     """Standardize by the mean and spread of `reference`, with a lower bound on the spread of constant coordinates."""
-    spread = reference.std(0, correction=0)
-    varying = spread[spread > 0]
-    scale = spread.clamp_min(1e-3 * float(varying.median())) if len(varying) else torch.ones_like(spread)
-    return ((features - reference.mean(0)) / scale).numpy()
+    return ((features - reference.mean(0)) / standardizing_scale(reference)).numpy()
 
 
 def _predict(palette: RidgeCV, rows: Tensor, reference: Tensor) -> Tensor:

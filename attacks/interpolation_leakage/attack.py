@@ -28,6 +28,7 @@ from fdgsec.attacks.interpolation_leakage.cohort_tracing import (
 from fdgsec.attacks.interpolation_leakage.control import POOL, planted_cohorts
 from fdgsec.attacks.interpolation_leakage.given_vectors import planted_copies, published_medians
 from fdgsec.attacks.statistics.defense_noise import ACCOUNTED
+from fdgsec.attacks.statistics.standardization import standardizing_scale
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import InterpolationStyle, StyleStatistics
 from fdgsec.runtime.errors import UsageError
@@ -219,17 +220,10 @@ def _slices(
     return found
 
 
-def _scale(styles: Tensor) -> Tensor:
-    """Each coordinate's standard deviation, at least a thousandth of the median one; 1 where nothing varies."""
-    spread = styles.std(0, correction=0)
-    varying = spread[spread > 0]
-    return spread.clamp_min(1e-3 * float(varying.median())) if len(varying) else torch.ones_like(spread)
-
-
 def _nearest(number: int, pool: _Pool, published: Tensor) -> Membership:
     """The fallback without a known rule: score clients by the distance of their style from the published one."""
     styles = pool.candidates.styles
-    apart = ((styles - published) / _scale(styles)).norm(dim=1)
+    apart = ((styles - published) / standardizing_scale(styles)).norm(dim=1)
     return Membership(case=number, scores=-apart, slice={"test": "nearest style"})
 
 
@@ -261,7 +255,7 @@ def _sessions(cases: Sequence[Case], published: Mapping[int, Tensor]) -> list[An
         if not all(number in again for number in numbers):
             continue
         others = torch.stack([again[number] for number in numbers])
-        scale = _scale(others)
+        scale = standardizing_scale(others)
         for number in numbers:
             apart = ((others - published[number]) / scale).norm(dim=1)
             answers.append(Ranking(case=number, distances=apart.unsqueeze(0), of="partner"))

@@ -111,6 +111,22 @@ def test_pooled_release_is_read_as_pooled_whatever_it_was_asked_for():
         assert torch.equal(one.predicted, other.predicted)
 
 
+@pytest.mark.medium
+def test_public_images_of_one_style_leave_chance():
+    """As behind `quantize:bits=1`, which gives all pictures one style; what is released may be another one."""
+    control = planted(7)
+    images = control.knowledge.auxiliary
+    assert images is not None
+    alike = planted_moments(torch.zeros(len(images), 16), torch.ones(len(images), 16))
+    nothing = replace(control.knowledge, statistics=PlantedStatistics(moments=alike))
+
+    answers = DomainInference().run(control.cases, nothing, stream(0, "attack", "run"))
+
+    assert len(answers) == len(control.cases)
+    for question in ("as_if_released", "resampled_clients"):
+        assert accuracy(answers, control, question) == pytest.approx(1 / 3)
+
+
 def test_plan_asks_for_more_of_the_kind_that_was_released():
     attack = DomainInference()
 
