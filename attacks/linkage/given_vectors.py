@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from fdgsec.attacks.linkage.client_populations import Population, euclidean_distances, rankings
+from fdgsec.attacks.linkage.invariant_features import differences_of_columns, invariant_features
 from fdgsec.attacks.linkage.noise_linkage import between_client_sd
 from fdgsec.attacks.linkage.pair_likelihood_ratio import PairedReleases
 from fdgsec.attacks.linkage.recurring_columns import recurring_distances
@@ -63,12 +64,14 @@ def link_releases(population: Population, ring: torch.Generator | None = None) -
         shapes = _standardized_apart(_in_own_units(numbers), [first, second])
         distances["vectors in own units"] = euclidean_distances(shapes, seen, second)
         distances["whitened"] = euclidean_distances(_whitened(each), seen, second)
-        everyone = known.everyone or first
+        everyone = list(known.everyone) or first
         own, others, whole = (torch.stack([numbers[n] for n in part]) for part in (seen, second, everyone))
         distances["equal numbers"] = _equal_numbers(own, others)
         again = recurring_distances(own, whole, others)
         if again is not None:
             distances["columns that come again"] = again
+        for name, features in _invariant(numbers, everyone, second).items():
+            distances[name] = euclidean_distances(features, seen, second)
     answers: list[Answer] = []
     for name, apart in distances.items():
         answers += rankings(known, {"distance": name, "noise": "none"}, apart, descriptive=known.unchanged)
@@ -126,7 +129,8 @@ def _standardized_apart(numbers: Mapping[int, Tensor], releases: Sequence[Sequen
     alike is taken away. Coordinates that do not vary in some release are left out."""
     rows = [torch.stack([numbers[n] for n in release]) for release in releases]
     varies = torch.stack([part.amax(0) > part.amin(0) for part in rows]).all(0)  # a spread may be rounding alone
-    placed = [(part - part.mean(0))[:, varies] / part.std(0, correction=1)[varies] for part in rows]
+    about = [(part - part.mean(0))[:, varies] for part in rows]
+    placed = [part / (part.square().sum(0) / (len(part) - 1)).sqrt() for part in about]
     return {
         n: row for release, part in zip(releases, placed, strict=True) for n, row in zip(release, part, strict=True)
     }
@@ -138,6 +142,26 @@ def _whitened(numbers: Mapping[int, Tensor]) -> Mapping[int, Tensor]:
     if not bool((rows != rows[0]).any()):
         return numbers
     return dict(zip(numbers, fit_whitening(rows)(rows), strict=True))
+
+
+def _invariant(
+    numbers: Mapping[int, Tensor], first: Sequence[int], second: Sequence[int]
+) -> dict[str, Mapping[int, Tensor]]:
+    """The features of all releases that stay where no number does, by the name of the distance."""
+
+    def named(one: Tensor, other: Tensor) -> Mapping[int, Tensor]:
+        return dict(zip([*first, *second], torch.cat([one, other]), strict=True))
+
+    def stacked(read: Mapping[int, Tensor]) -> tuple[Tensor, Tensor]:
+        return torch.stack([read[n] for n in first]), torch.stack([read[n] for n in second])
+
+    numbers = {n: value.to(torch.float64) for n, value in numbers.items()}
+    differences = differences_of_columns(*stacked(_standardized_apart(numbers, [first, second])))
+    found = {
+        name: _standardized_apart(named(*features), [first, second])
+        for name, features in invariant_features(*stacked(numbers)).items()
+    }
+    return {"differences of columns": named(*differences), **found}
 
 
 def _equal_numbers(first: Tensor, second: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ def recurring_distances(seen: Tensor, first: Tensor, second: Tensor) -> Tensor |
     where the releases have unequal numbers of clients, or no column varies in both."""
     if len(first) != len(second):
         return None
-    scales = [_median_and_deviation(rows) for rows in (first, second)]
+    scales = [median_and_deviation(rows) for rows in (first, second)]
     varies = (scales[0][1] > 0) & (scales[1][1] > 0)
     if not bool(varies.any()):
         return None
@@ -54,7 +54,7 @@ def relative_gap(first: Tensor, second: Tensor) -> Tensor:
     return gap.clamp_min(neighbors / (2 * clients)) / expected
 
 
-def _median_and_deviation(rows: Tensor) -> tuple[Tensor, Tensor]:
+def median_and_deviation(rows: Tensor) -> tuple[Tensor, Tensor]:
     """The median of each column of `rows` (N, D), and the mean absolute deviation from it: (D,) each, float64."""
     ordered = rows.to(torch.float64).sort(0).values
     center = (ordered[(len(rows) - 1) // 2] + ordered[len(rows) // 2]) / 2  # of minus the rows, it is minus this
