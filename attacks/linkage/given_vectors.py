@@ -46,6 +46,8 @@ from fdgsec.threats.positive_control_data import upload
 SPREAD = "median over columns of the standard deviation between clients (n-1)"
 SAME = 2.0**-22
 """Relative difference of two numbers that are one number: float32 rounds by up to a quarter of it."""
+SMALLEST = 1e-100
+"""Numbers below it are read in other units: their squares are as good as none."""
 CLIENTS, CHANNELS, TELLING = 12, 64, 6
 """The positive control: clients, channels, and how many means and stds tell clients apart."""
 
@@ -53,7 +55,7 @@ CLIENTS, CHANNELS, TELLING = 12, 64, 6
 def link_releases(population: Population, ring: torch.Generator | None = None) -> list[Answer]:
     """Rank the second releases for every first one, without noise; with `ring`, the first ones are permuted before."""
     known = _named(population)
-    first, second, numbers = known.first, known.second, known.plain()
+    first, second, numbers = known.first, known.second, _readable(known.plain())
     seen = first if ring is None else [first[i] for i in derangement(len(first), ring).tolist()]
     distances = {"plain": euclidean_distances(numbers, seen, second)}
     if not known.unchanged:
@@ -117,6 +119,14 @@ def _named(population: Population) -> Population:
     )
 
 
+def _readable(numbers: Mapping[int, Tensor]) -> Mapping[int, Tensor]:
+    """All numbers in units of the largest one where they are so small that squares of them vanish in float64."""
+    largest = max(float(value.abs().max()) for value in numbers.values())
+    if not 0 < largest < SMALLEST:
+        return numbers
+    return {n: value.to(torch.float64) / largest for n, value in numbers.items()}
+
+
 def _standardized(numbers: Mapping[int, Tensor], of: Tensor) -> Mapping[int, Tensor]:
     """Divide each coordinate by its standard deviation in `of` (N, D); coordinates that do not vary are left out."""
     spread = of.std(0, correction=1)
@@ -130,6 +140,7 @@ def _standardized_apart(numbers: Mapping[int, Tensor], releases: Sequence[Sequen
     rows = [torch.stack([numbers[n] for n in release]) for release in releases]
     varies = torch.stack([part.amax(0) > part.amin(0) for part in rows]).all(0)  # a spread may be rounding alone
     about = [(part - part.mean(0))[:, varies] for part in rows]
+    about = [part / part.abs().amax(0) for part in about]  # else the squares of tiny numbers are 0
     placed = [part / (part.square().sum(0) / (len(part) - 1)).sqrt() for part in about]
     return {
         n: row for release, part in zip(releases, placed, strict=True) for n, row in zip(release, part, strict=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fdgsec.data.domains import DomainDataset, as_float
-from fdgsec.experiments.attack_vectors.read_arrays import Candidates, Owners, candidates_of, numbers_of
+from fdgsec.experiments.attack_vectors.read_arrays import Candidates, Owners, array_of, candidates_of, numbers_of
 from fdgsec.experiments.attack_vectors.read_candidates import CandidateTable
 from fdgsec.experiments.attack_vectors.read_vectors import images_of_folder
 from fdgsec.nn.styles.image_styles import statistics as statistics_by_encoder
@@ -57,7 +57,7 @@ def _images(source: Candidates, image_size: int | None) -> DomainDataset:
     """Candidate images from a folder or an array, uint8 or float in [0, 1], (N, 3, H, W) or (N, H, W, 3)."""
     if isinstance(source, Path):
         return images_of_folder(source, image_size=image_size)
-    array = source.detach().cpu().numpy() if isinstance(source, Tensor) else np.asarray(source)
+    array = array_of(source, "candidates")
     if array.ndim == 4 and array.shape[1] != 3 and array.shape[3] == 3:
         array = array.transpose(0, 3, 1, 2)
     if array.ndim != 4 or array.shape[1] != 3 or not array.size:

@@ -67,11 +67,33 @@ def _shapes(given: Mapping[str, Tensor]) -> str:
 
 
 def numbers_of(values: object, where: str) -> Tensor:
-    """An array or tensor as float32 or float64, as precise as it is. Raises DataError for anything else."""
-    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    """An array or tensor as float32 or float64, as precise as it is.
+
+    Raises DataError for anything else, and for a masked array with masked entries."""
+    array = array_of(values, where)
     if array.dtype.kind not in "fiu":
         raise DataError(f"{where} must hold numbers; got {array.dtype}.")
     return tensor_of(array)
+
+
+def array_of(values: object, where: str) -> npt.NDArray[Any]:
+    """An array or tensor as an array; floats that numpy lacks, as bfloat16, become float32, which holds them exactly.
+
+    Raises DataError for a masked array with masked entries, and for tensors and lists that are no array, as sparse
+    tensors and lists of several lengths."""
+    if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
+        raise DataError(
+            f"{where} has {int(np.sum(values.mask))} masked entries, and every entry must be a number; fill them, or "
+            "leave out their rows or columns."
+        )
+    try:
+        if not isinstance(values, Tensor):
+            return np.asarray(values)
+        small = values.is_floating_point() and values.dtype.itemsize < 4
+        found: npt.NDArray[Any] = (values.float() if small else values).detach().cpu().numpy()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"{where} must be an array of numbers: {error}.") from error
+    return found
 
 
 def candidates_of(source: Candidates, truth: Owners | None) -> CandidateTable:
@@ -92,6 +114,8 @@ def _owners(truth: Array | Sequence[int]) -> Tensor:
         "the truth about candidates must be one bool or one number for each of them: 0 for nobody's image, k for one "
         "of the k-th vector's."
     )
+    if np.ma.is_masked(truth):
+        raise fault
     try:
         values = torch.as_tensor(truth)
     except (TypeError, ValueError, RuntimeError) as error:  # names, None, lists of several lengths

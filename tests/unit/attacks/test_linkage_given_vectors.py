@@ -198,6 +198,24 @@ def test_two_releases_are_linked_as_numpy_links_them():
         assert row.verdict.startswith("leaks")
 
 
+@pytest.mark.parametrize("scale", [1e-160, 1e-170, 1e-300])
+@pytest.mark.parametrize("columns", [1, 16])
+def test_numbers_whose_squares_vanish_link_clients_too(scale: float, columns: int):
+    """In the first `columns` means and stds; others are the same for all clients."""
+    draws = np.random.default_rng(6)
+    vectors, telling = np.ones((12, 32)), [*range(columns), *range(16, 16 + columns)]
+    vectors[:, telling] = scale * draws.random((12, 2 * columns))
+    again = vectors.copy()
+    again[:, telling] *= 1 + 1e-3 * draws.random((12, 2 * columns))
+
+    rows = measured(vectors, again, attack=Linkage(noise=(), noise_in_sds=()))
+
+    assert hits(rows, distance="standardized apart").value == 1.0
+    assert hits(rows, distance="whitened").value == 1.0
+    if columns == 16:
+        assert hits(rows, distance="plain").value == 1.0
+
+
 def test_one_release_is_found_again_and_that_shows_nothing():
     row = hits(measured(client_vectors(20, 16)), noise="none")
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fdgsec.experiments.attack_vectors.read_arrays import candidates_of
+from fdgsec.experiments.attack_vectors.read_arrays import candidates_of, numbers_of
 from fdgsec.experiments.attack_vectors.read_vectors import check_channels, read_truth, read_vectors
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles, ModelState, StyleBank, StyleStatistics
 from fdgsec.runtime.errors import DataError, FdgsecError
@@ -236,3 +236,33 @@ def test_a_broken_image_is_named_where_sizes_are_given(tmp_path: Path):
 def test_a_truth_that_is_no_number_per_candidate_is_refused_in_words(truth: list[object]):
     with pytest.raises(DataError, match="one bool or one number for each of them"):
         candidates_of(np.ones((3, 4)), truth)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.uint8])
+def test_numbers_of_any_type_stay_what_they_are(dtype: torch.dtype):
+    given = torch.tensor([[0.0, 1.0], [3.0, 7.0]], dtype=dtype, requires_grad=dtype.is_floating_point)
+
+    assert numbers_of(given, "here").tolist() == [[0.0, 1.0], [3.0, 7.0]]
+
+
+@pytest.mark.parametrize(
+    "given", [torch.eye(3).to_sparse(), torch.eye(3).to(torch.complex64), [[1.0], [1.0, 2.0]], [["A"]]]
+)
+def test_what_is_no_array_of_numbers_is_refused_in_words(given: object):
+    with pytest.raises(DataError, match="here must"):
+        numbers_of(given, "here")
+
+
+def test_masked_entries_are_refused_in_words():
+    masked = np.ma.masked_array(np.ones((3, 4)), mask=np.eye(3, 4) > 0)
+
+    with pytest.raises(DataError, match=r"--artifacts has 3 masked entries.*fill them"):
+        numbers_of(masked, "--artifacts")
+    with pytest.raises(DataError, match="candidates has 3 masked entries"):
+        candidates_of(masked, None)
+    with pytest.raises(DataError, match="one bool or one number for each of them"):
+        candidates_of(np.ones((3, 4)), np.ma.masked_array([1, 0, 1], mask=[True, False, False]))
+
+
+def test_a_masked_array_without_a_masked_entry_is_an_array():
+    assert numbers_of(np.ma.masked_array(np.ones((2, 2)), mask=False), "here").tolist() == [[1.0, 1.0], [1.0, 1.0]]
