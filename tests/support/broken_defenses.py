@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, ClassVar, TypeVar, cast
 
 import torch
@@ -322,12 +323,16 @@ class StylesInAPublicSubspace(StylesFromA32BitSeed):
         coordinates = frame.coordinates(outgoing.sender.records)
         noise, uses = self._calibrated_noise(outgoing, sensitivity_of_mean(frame.region, len(coordinates)))
         mean = coordinates.mean(0)
-        noisy = mean + noise * rng.normal(len(mean))
-        rng_public = torch.Generator().manual_seed(5)
-        full = torch.randn(len(mean), len(mean), generator=rng_public, dtype=torch.float64)
-        kept = torch.linalg.qr(full)[0][:, : len(mean) * 4 // 5]
+        noisy, kept = mean + noise * rng.normal(len(mean)), _public_directions(len(mean))
         kind = frame.artifact(kept @ (kept.T @ noisy), like=outgoing.artifact, images=len(coordinates))
         return Protected(artifact=kind, uses=uses)
+
+
+@cache
+def _public_directions(count: int) -> Tensor:
+    """Four fifths of so many directions, (count, 4/5 count), the same ones always."""
+    full = torch.randn(count, count, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    return torch.linalg.qr(full)[0][:, : count * 4 // 5]
 
 
 @dataclass(frozen=True, kw_only=True)
