@@ -47,8 +47,8 @@ class Finding:
 
     `alike` counts the rows of the same measurement that differ in domain and size alone, `alike_open` those of them
     that neither are flagged nor show no leak, and `unlike_open` those of other measurements. `over` says in words what
-    the row is a gain over, if anything. `faults` are the failed controls in words; `spoiled` says that one of them is
-    negative or through the target."""
+    the row is a gain over, if anything, and `unbeaten` which of its controls other rows show no gain over. `faults` are
+    the failed controls in words; `spoiled` says that one of them is negative or through the target."""
 
     attack: str
     row: Measurement
@@ -61,6 +61,7 @@ class Finding:
     flagged: int
     worse: int
     over: str
+    unbeaten: str
     faults: tuple[str, ...]
     spoiled: bool
 
@@ -70,14 +71,16 @@ class Finding:
 
     @property
     def holds(self) -> bool:
-        """Whether the row is flagged and no negative control of the attack failed."""
-        return self.row.leaks and not self.spoiled
+        """Whether the row is flagged, also beside its other controls, and no negative control of the attack failed."""
+        return self.row.leaks and not self.unbeaten and not self.spoiled
 
     @property
     def verdict(self) -> str:
         """The row's verdict, or why it counts for nothing: a failed control, or what the attack's other rows say."""
         if self.spoiled and self.row.leaks:
             return f"unreliable: {'; '.join(self.faults)}"
+        if self.row.leaks and self.unbeaten:
+            return f"undecided: no gain over {self.unbeaten}"
         if self.row.verdict == NO_LEAK and self._contradicted:
             return f"undecided: {self._contradicted}"
         return self.row.verdict
@@ -219,7 +222,7 @@ def finding_of(result: AttackResult) -> Finding | None:
         alike_open=alike_open, unlike_open=len(still_open) - alike_open, judged=len(judged),
         flagged=sum(each.leaks for each in judged),
         worse=sum(each.worse_than_chance for each in judged if each is not row),
-        over=choice.controls(row, judged),
+        over=choice.controls(row, result.measurements), unbeaten=choice.unbeaten(row, result.measurements),
         faults=tuple(
             f"{count} of {len(result.controls[kind])} {kind.replace('-', ' ')} controls failed"
             for kind, count in failed.items() if count

@@ -33,8 +33,8 @@ class Choice:
 
     `says` is what such a row means in words, with the fields {rate}, {share}, {hits}, {n}, {numbers}, {among} and
     {true}: the true image, or the one that was added between two releases; {controls}: what the row's control is, and
-    those of its upheld rows `beside`. A flagged row stands for an attack only where the rows that differ from it by one
-    of `beside` are flagged too, as far as they are judged."""
+    those of the rows `beside` it. A flagged row stands for an attack only where the rows that differ from it by one of
+    `beside` are flagged too, as far as they have a value: a gain of 0 in every case has no interval, and is none."""
 
     measurement: str
     says: str
@@ -49,16 +49,25 @@ class Choice:
 
     def upheld(self, row: Measurement, rows: Sequence[Measurement]) -> bool:
         """Tell whether a flagged row is upheld by those `beside` it, of all `rows` of the attack."""
-        return all(other.leaks for other in self._judged_beside(row, rows))
+        return not self.unbeaten(row, rows)
 
     def controls(self, row: Measurement, rows: Sequence[Measurement]) -> str:
         """What an upheld row, of all `rows` of the attack, and those beside it are gains over, in words."""
-        beaten = {str(other.slice.get("over")) for other in (row, *self._judged_beside(row, rows))}
-        return listed([f"the {CONTROL_WORDS[control]}" for control in sorted(beaten) if control in CONTROL_WORDS])
+        return _in_words([row, *self._measured_beside(row, rows)])
 
-    def _judged_beside(self, row: Measurement, rows: Sequence[Measurement]) -> Sequence[Measurement]:
+    def unbeaten(self, row: Measurement, rows: Sequence[Measurement]) -> str:
+        """What those beside a row, of all `rows` of the attack, are no gains over, in words; empty if it is upheld."""
+        return _in_words([other for other in self._measured_beside(row, rows) if not other.leaks])
+
+    def _measured_beside(self, row: Measurement, rows: Sequence[Measurement]) -> Sequence[Measurement]:
         wanted = [{**row.slice, **entries} for entries in self.beside]
-        return [other for other in rows if other.judged and other.name == row.name and other.slice in wanted]
+        return [other for other in rows if other.value is not None and other.name == row.name and other.slice in wanted]
+
+
+def _in_words(gains: Sequence[Measurement]) -> str:
+    """What rows are gains over."""
+    over = sorted({str(row.slice.get("over")) for row in gains} & CONTROL_WORDS.keys())
+    return listed([f"the {CONTROL_WORDS[control]}" for control in over])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,7 +260,7 @@ def chosen(attack: str, rows: Sequence[Measurement]) -> tuple[Measurement, Choic
         fitting = [(row, choice) for choice in HEADLINES[attack].choices for row in judged if choice.fits(row)]
     else:
         fitting = [(row, Choice(measurement=row.name, says="{name} {numbers}")) for row in judged]
-    upheld = [(row, choice) for row, choice in fitting if row.leaks and choice.upheld(row, judged)]
+    upheld = [(row, choice) for row, choice in fitting if row.leaks and choice.upheld(row, rows)]
     if upheld:
         return _most_telling(upheld[0], upheld)
     return next((found for found in fitting if not found[0].leaks), next(iter(fitting), None))

@@ -517,6 +517,18 @@ def test_a_sentence_names_no_control_that_could_not_be_measured(name: str):
     assert "than the mean auxiliary image and the unrelated reconstruction" in two
 
 
+def test_pictures_that_are_the_same_for_every_style_are_no_leak():
+    """Behind `quantize:bits=1` all styles of `pixels` were one, and so all pictures: their gain over one of another
+    style was 0 in every case and had no interval, and the sentence said "yes" by the other two controls."""
+    mean, nearest = (row("psnr_gain", 0.1, 0.05, 0.15, 0.0, n=8, rows="as_if_released", over=f"B{n}") for n in (0, 2))
+    exchanged = replace(mean, slice={**mean.slice, "over": "B3"}, value=0.0, low=None, high=None)
+
+    said = found(done("style-inversion", exchanged, mean, nearest))
+
+    assert not said.yes
+    assert verdicts(said)["look"].startswith("undecided")
+
+
 def test_an_answer_says_in_how_many_domains_it_was_found():
     flagged, undecided = (
         row("auc", value, value - 0.1, value + 0.1, 0.5, n=40, domain=domain)
