@@ -240,10 +240,10 @@ def by_a_grid(first: Drawn, second: Drawn) -> Apart:
 
 def _residue(one: Tensor, other: Tensor) -> float | None:
     """How far two sets of draws (runs,) lie off each other's grid, in its steps; None where they have no such grid."""
-    grids = [steps_of(each.float()) for each in (one, other)]
-    if grids[0] is None or grids[1] is None:
+    first, second = (steps_of(each.float()) for each in (one, other))
+    if first is None or second is None:
         return None
-    step = max(grids, key=lambda grid: grid.step).step  # each is the true step or a multiple of a part of it
+    step = max(first.step, second.step)  # each is the true step or a part of it
     if _off(one, Steps(step=step, offset=float(one[0]))) > ON_GRID:
         return None
     if _off(other, Steps(step=step, offset=float(other[0]))) > ON_GRID:

@@ -191,7 +191,7 @@ def legend(document: Mapping[str, Any]) -> str:
         "that of the weakest criterion in the population that speaks most against the claim; intervals are 95%; p is "
         "that of no better than the baseline. Alone: the verdict that this encoder and seed would have given. Numbers "
         "beyond a claim enter no verdict"
-        f"{'.' if document['beyond'] else ', and are shown where they are of runs that decide one.'}"
+        f"{'.' if document.get('beyond', True) else ', and are shown where they are of runs that decide one.'}"
     )
 
 

@@ -426,6 +426,7 @@ def found(method: Method) -> str:
     ],
     ids=["at once", "in the next round"],
 )
+@pytest.mark.medium
 def test_a_method_that_does_it_with_many_images_alone_is_found(method: FedAvg, reason: str):
     assert found(method) == ""
     assert mixed_records(method, large_client(), model=start_of(method), inbox={}, clock=CLOCK) == reason
