@@ -1,0 +1,111 @@
+"""Tests of two neighbors on drawn numbers: what is sound passes, and each fault is found by the test for it."""
+
+import math
+from typing import cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from fdgsec.experiments.audit.neighbor_tests import (
+    TESTS,
+    Drawn,
+    along_a_direction,
+    by_a_grid,
+    by_size_of_noise,
+    by_what_has_no_noise,
+    in_every_number,
+)
+from fdgsec.experiments.audit.neighboring_clients import Release
+from fdgsec.experiments.audit.noise_tails import bounded
+from fdgsec.privacy.accounting import Use
+
+DRAWS = 64
+GAUSSIAN = Use(mechanism="gaussian", noise=1.0, sensitivity={"replace-one": 1.0})
+LAPLACE = Use(mechanism="laplace", noise=1.0, sensitivity={"replace-one": 4.0})
+
+
+def drawn(values: Tensor, use: Use = GAUSSIAN) -> Drawn:
+    allowed = 1.0 if use is GAUSSIAN else 2.0
+    whole = torch.ones(values.shape[1], dtype=torch.bool)
+    return Drawn(
+        release=cast(Release, None), sent=values, values=values, whole=whole, form=(), uses=(use,), allowed=allowed
+    )
+
+
+def noise(count: int, rng: torch.Generator, *, shared: float = 0.0) -> Tensor:
+    """Gaussian noise (DRAWS, count) whose numbers have a correlation of `shared`."""
+    own = torch.randn(DRAWS, count, generator=rng, dtype=torch.float64)
+    common = torch.randn(DRAWS, 1, generator=rng, dtype=torch.float64)
+    return math.sqrt(1 - shared) * own + math.sqrt(shared) * common
+
+
+@pytest.mark.parametrize("shared", [0.0, 0.3, 0.9])
+@pytest.mark.parametrize("count", [1, 6, 64, 512])
+def test_neighbors_that_are_moved_by_what_is_allowed_pass(count: int, shared: float):
+    rng = torch.Generator().manual_seed(count)
+    moved = torch.zeros(count, dtype=torch.float64)
+    moved[0] = 1.0
+    for _ in range(20):
+        one, other = drawn(noise(count, rng, shared=shared)), drawn(noise(count, rng, shared=shared) + moved)
+
+        sound = [test for test in TESTS if test is not along_a_direction or not shared]  # what is shared hides nothing
+        assert not any(test(one, other).too_far for test in sound)
+        assert not bounded(one.values, one.sent)
+
+
+def test_neighbors_with_the_same_noise_are_compared_without_it():
+    rng = torch.Generator().manual_seed(0)
+    same, moved = noise(512, rng), torch.zeros(512, dtype=torch.float64)
+    moved[:9] = 1.0  # 3 standard deviations in all
+
+    assert not along_a_direction(drawn(same), drawn(same + moved / 3)).too_far
+    assert along_a_direction(drawn(same), drawn(same + moved)).too_far
+
+
+def test_laplace_noise_is_compared_in_every_number():
+    rng = torch.Generator().manual_seed(0)
+    uniform = torch.rand(DRAWS, 512, generator=rng, dtype=torch.float64) - 0.5
+    same = -uniform.sign() * torch.log1p(-2 * uniform.abs())
+    moved = torch.full((512,), 4 / 512, dtype=torch.float64)
+
+    assert not in_every_number(drawn(same, LAPLACE), drawn(same + moved, LAPLACE)).too_far
+    assert in_every_number(drawn(same, LAPLACE), drawn(same + 3 * moved, LAPLACE)).too_far
+    assert not along_a_direction(drawn(same, LAPLACE), drawn(same + 3 * moved, LAPLACE)).too_far
+
+
+@pytest.mark.parametrize(("ratio", "found"), [(1.0, False), (1.01, False), (1.2, True)])
+def test_noise_of_another_size_is_found(ratio: float, *, found: bool):
+    rng = torch.Generator().manual_seed(0)
+
+    assert by_size_of_noise(drawn(noise(512, rng)), drawn(ratio * noise(512, rng))).too_far is found
+
+
+def test_noise_in_steps_is_found_where_the_value_is_not_rounded_to_them():
+    rng = torch.Generator().manual_seed(0)
+    first, second = (torch.rand(32, generator=rng, dtype=torch.float64) for _ in range(2))
+    steps = [(noise(32, rng) / 0.01).round() * 0.01 for _ in range(2)]
+    rounded = [((value + noise(32, rng)) / 0.01).round() * 0.01 for value in (first, second)]
+
+    assert by_a_grid(drawn(first + steps[0]), drawn(second + steps[1])).too_far
+    assert not by_a_grid(drawn(rounded[0]), drawn(rounded[1])).too_far
+    assert not by_a_grid(drawn(first + noise(32, rng)), drawn(second + noise(32, rng))).too_far
+
+
+def test_numbers_without_noise_for_one_of_two_neighbors_are_found():
+    rng = torch.Generator().manual_seed(0)
+    one, other = noise(8, rng), noise(8, rng)
+    one[:, 3] = 0.0
+
+    assert by_what_has_no_noise(drawn(one), drawn(other)).too_far
+    often = other.clone()
+    often[::2, 3] = 0.0  # cut at a public bound in half of the draws: in the other client, always
+    assert not by_what_has_no_noise(drawn(one), drawn(often)).too_far
+
+
+@pytest.mark.parametrize(("most", "found"), [(3.0, True), (6.0, False)])
+def test_cut_noise_has_no_tails(most: float, *, found: bool):
+    rng = torch.Generator().manual_seed(0)
+    values = torch.cat([noise(256, rng) for _ in range(8)]).clamp(-most, most)
+
+    assert bounded(values, values) is found
