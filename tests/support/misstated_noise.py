@@ -2,6 +2,7 @@
 kind, its grid, its tails, where it is, and when. And sound ones that look like them."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from fdgsec.federation.artifacts import renumbered
 from fdgsec.federation.defense import Outgoing, Protected
 from fdgsec.federation.public_clip_bounds import Frame
-from fdgsec.privacy.accounting import Use, calibrated_noise
+from fdgsec.privacy.accounting import Relation, Use, calibrated_noise
 from fdgsec.privacy.clipping import Ball, clip_rows, sensitivity_of_mean
 from fdgsec.privacy.guarantees import PlannedGuarantee
 from fdgsec.runtime.secret_streams import SecretStream
@@ -84,11 +85,8 @@ class StylesWithLaplaceNoiseForL2(StylesFromA32BitSeed):
         rows = frame.coordinates(outgoing.sender.records)
         distance = 2 * frame.region.bound / len(rows)
         mean = rows.mean(0) + laplace(rows.shape[1], distance / self.epsilon, rng)
-        use = Use(
-            mechanism="laplace", noise=distance / self.epsilon,
-            sensitivity={"replace-one": distance, "zero-out": distance / 2},
-        )  # fmt: skip
-        return Protected(artifact=frame.artifact(mean, like=outgoing.artifact, images=len(rows)), uses=(use,))
+        uses = (laplace_use(distance, self.epsilon),)
+        return Protected(artifact=frame.artifact(mean, like=outgoing.artifact, images=len(rows)), uses=uses)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,11 +100,14 @@ class StylesWithLaplaceNoise(StylesFromA32BitSeed):
         rows = rows * (bound / rows.abs().sum(1, keepdim=True).clamp_min(1e-12)).clamp_max(1)
         distance = 2 * bound / len(rows)
         mean = rows.mean(0) + laplace(rows.shape[1], distance / self.epsilon, rng)
-        use = Use(
-            mechanism="laplace", noise=distance / self.epsilon,
-            sensitivity={"replace-one": distance, "zero-out": distance / 2},
-        )  # fmt: skip
-        return Protected(artifact=frame.artifact(mean, like=outgoing.artifact, images=len(rows)), uses=(use,))
+        uses = (laplace_use(distance, self.epsilon),)
+        return Protected(artifact=frame.artifact(mean, like=outgoing.artifact, images=len(rows)), uses=uses)
+
+
+def laplace_use(distance: float, epsilon: float) -> Use:
+    """The cost of Laplace noise where neighbors are so far apart."""
+    sensitivity: Mapping[Relation, float] = {"replace-one": distance, "zero-out": distance / 2}
+    return Use(mechanism="laplace", noise=distance / epsilon, sensitivity=sensitivity)
 
 
 def laplace(count: int, scale: float, rng: SecretStream) -> Tensor:

@@ -179,9 +179,7 @@ def by_size_of_noise(first: Drawn, second: Drawn) -> Apart:
 
     Noise on a number that is sent as its square is of another size in each record, and of one size as it is added."""
     whole = first.whole & second.whole
-    if not bool(whole.any()):
-        return Apart(times=0.0, too_far=False, words="")
-    found = [_sizes(one[:, whole], other[:, whole]) for one, other in (
+    found = [sizes_apart(one[:, whole], other[:, whole]) for one, other in (
         (first.values, second.values), (first.sent, second.sent),
     )]  # fmt: skip
     ratio, deviations = min(found, key=lambda each: abs(each[1]))
@@ -191,9 +189,11 @@ def by_size_of_noise(first: Drawn, second: Drawn) -> Apart:
     )  # fmt: skip
 
 
-def _sizes(one: Tensor, other: Tensor) -> tuple[float, float]:
-    """The mean logarithm of the ratio of variances of numbers (runs, D) of two clients, and in standard deviations."""
-    both = (one.var(0) > 0) & (other.var(0) > 0)
+def sizes_apart(one: Tensor, other: Tensor) -> tuple[float, float]:
+    """The mean logarithm of the ratio of variances of numbers (runs, D) of two clients, and in standard deviations.
+
+    Numbers that do not vary in both are left out; without any, the sizes are the same."""
+    both = (one.amax(0) > one.amin(0)) & (other.amax(0) > other.amin(0))
     if not bool(both.any()):
         return 0.0, 0.0
     one, other = one[:, both], other[:, both]

@@ -13,16 +13,14 @@ import torch
 from torch import Tensor
 
 from fdgsec.experiments.audit.message_canaries import noise_coordinates
+from fdgsec.experiments.audit.neighbor_tests import SIZE_DEVIATIONS, sizes_apart
 from fdgsec.experiments.audit.neighboring_clients import Release, Site, numbers, shared_releases
-from fdgsec.experiments.audit.noise_shape import independent_numbers, standardized
-from fdgsec.experiments.audit.noise_within import DRAWS, draws_within
+from fdgsec.experiments.audit.noise_within import draws_within
 from fdgsec.federation.artifacts import Artifact
 from fdgsec.federation.defense import Uses
 from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.replaced_records import with_records_replaced
 
-DEVIATIONS = 8.0
-"""Standard deviations by which the mean logarithm of two variances' ratio may miss 0."""
 CLOSE = 1e-6
 """Relative difference of two stated costs that rounding explains."""
 
@@ -79,13 +77,5 @@ def _differ(one: Release, other: Release, defense_stack: DefenseStack) -> bool:
 def _sizes_differ(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> bool:
     """Whether the noise of two sets of draws (DRAWS, D), each with which of them were not cut, is of two sizes."""
     whole = one[1].all(0) & other[1].all(0)
-    if not bool(whole.any()):
-        return False
-    ones, others = one[0][:, whole], other[0][:, whole]
-    counted = min(
-        independent_numbers(standardized(each, torch.ones_like(each, dtype=torch.bool))) for each in (ones, others)
-    )
-    if counted < 1:
-        return False
-    ratio = (ones.var(0) / others.var(0)).log().mean()
-    return abs(float(ratio)) > DEVIATIONS * math.sqrt(4 / ((DRAWS - 1) * counted))
+    _, deviations = sizes_apart(one[0][:, whole], other[0][:, whole])
+    return abs(deviations) > SIZE_DEVIATIONS
