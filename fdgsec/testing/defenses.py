@@ -6,12 +6,22 @@ from dataclasses import replace
 import torch
 
 from fdgsec.experiments.audit.moved_releases import moved_too_far
+from fdgsec.experiments.audit.moved_weights import moved_weights
 from fdgsec.experiments.audit.neighboring_clients import Site
 from fdgsec.experiments.audit.noise_of_records import same_cost
 from fdgsec.experiments.audit.noise_tails import without_tails
 from fdgsec.experiments.run_config import RunConfig, made
 from fdgsec.experiments.setup.defenses import statistic_source_of
-from fdgsec.federation.defense import Defense, HasPolicy, Inspects, Outgoing, PlansGuarantee, Protected, Sender
+from fdgsec.federation.defense import (
+    Defense,
+    HasPolicy,
+    Inspects,
+    Outgoing,
+    PlansGuarantee,
+    Protected,
+    Sender,
+    TrainsPrivately,
+)
 from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.method import Clock, GlobalModel, Method
 from fdgsec.federation.replaced_records import with_records_replaced
@@ -137,6 +147,12 @@ def _check_moves(method: Method, stack: DefenseStack, start: GlobalModel) -> Non
     """Check that one image moves what a client shares no further than its cost allows, where that image decides."""
     clocks = [Clock(round=number, rounds=2, participants=CLIENT_NAMES) for number in range(2)]
     site = Site(method=method, client=four_clients()[0], model=start, defense_stack=stack, clocks=clocks, seed=0)
+    if any(isinstance(defense, TrainsPrivately) for defense in stack.defenses):
+        moved = moved_weights(site, stack)
+        expect(
+            moved is None or not moved.too_far, "a training moves with one image no further than its cost allows",
+            f"it moves {'' if moved is None else moved.words}",
+        )  # fmt: skip
     for release in without_tails(site, stack, draws=TAILS):
         expect(False, "noise has the tails that its cost says", f"that of {release.slot!r} is cut")
     for one in moved_too_far(site, stack):

@@ -2,8 +2,9 @@
 
 What a mechanism sends may hang on where the median lies, on which class is the third most frequent, or on whether any
 image has texture. Nowhere does one image decide that for every client, but somewhere along a chain it does: between
-clients of black images alone and of white ones alone every share of both occurs, and among clients whose images are
-drawn anew one by one, from pictures and classes of all kinds, classes gain and lose ranks."""
+clients of black images alone and of white ones alone every share of both occurs, between black ones and the client's
+own every share of ordinary pictures among extreme ones, and among clients whose images are drawn anew one by one, from
+pictures and classes of all kinds, classes gain and lose ranks."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -27,26 +28,44 @@ USUAL = 0.7
 
 def chains_of(data: DomainDataset) -> Iterator[Sequence[DomainDataset]]:
     """Chains of clients with the names of `data`, whose neighbors differ in one image."""
-    yield from _from_white_to_black(data)
+    yield from _to_black(_of_white_images(data))
+    yield from _to_black(data)
     yield _mixed(data)
 
 
-def _from_white_to_black(data: DomainDataset) -> Iterator[Sequence[DomainDataset]]:
-    """White images of the second class are replaced by black ones of the first, one by one or near certain shares."""
-    count = len(data)
-    if count <= LONGEST:
-        yield [_divided(data, black) for black in range(count + 1)]
+def strangers(data: DomainDataset) -> Sequence[DomainDataset]:
+    """Clients with the names of `data` that have no image in common: of its own images, white ones, and black ones."""
+    return [data, _of_white_images(data), _divided(data, len(data))]
+
+
+def _to_black(data: DomainDataset) -> Iterator[Sequence[DomainDataset]]:
+    """Images are replaced by black ones of the first class, one by one or near certain shares."""
+    for counts in counts_of(len(data)):
+        yield [_divided(data, black) for black in counts]
+
+
+def counts_of(images: int) -> Iterator[range]:
+    """How many of a client's images are of one kind along chains of clients: any number, or those near certain
+    shares."""
+    if images <= LONGEST:
+        yield range(images + 1)
         return
     for share in SHARES:
-        middle = round(share * count)
-        yield [_divided(data, black) for black in range(max(0, middle - 2), min(count, middle + 2) + 1)]
+        middle = round(share * images)
+        yield range(max(0, middle - 2), min(images, middle + 2) + 1)
+
+
+def _of_white_images(data: DomainDataset) -> DomainDataset:
+    """White images, of the second class."""
+    labels = torch.ones_like(data.labels).clamp(max=_last(data))
+    return _client(data, torch.full_like(data.pixels(), 255), labels, data.domains)
 
 
 def _divided(data: DomainDataset, black: int) -> DomainDataset:
-    """The first `black` images are black and of the first class, the others white and of the second."""
-    pixels, labels = torch.full_like(data.pixels(), 255), torch.ones_like(data.labels)
+    """The first `black` images are black and of the first class."""
+    pixels, labels = data.pixels().clone(), data.labels.clone()
     pixels[:black], labels[:black] = 0, 0
-    return _client(data, pixels, labels.clamp(max=_last(data)), data.domains)
+    return _client(data, pixels, labels, data.domains)
 
 
 def _mixed(data: DomainDataset) -> Sequence[DomainDataset]:

@@ -1,8 +1,9 @@
-"""The training that audits gradient canaries: images with one lit pixel each, and networks of one linear layer.
+"""The training that audits gradient canaries: images with one lit pixel each, and networks with weights of each pixel.
 
-The gradient of a canary is constant and nonzero only in the weight of its lit pixel: the update of that weight is the
-noisy sum in the direction of the canary. A method that steps several networks jointly (fdgsec.federation.dp_sgd_joint)
-is audited with as many such networks; a canary then has a weight in each."""
+The gradient of a canary is constant, and nonzero only in the weights of its lit pixel: their update is the noisy sum in
+the direction of the canary. There is one such weight in each of several tensors, matrices and vectors, so that clipping
+them one by one, leaving noise out of vectors, or drawing the same noise for each shows. A method that steps several
+networks jointly (fdgsec.federation.dp_sgd_joint) is audited with as many such networks."""
 
 import math
 from collections.abc import Sequence
@@ -22,11 +23,13 @@ from fdgsec.privacy.dp_sgd import PrivateTrainer
 from fdgsec.runtime.random_streams import stream
 
 SLOPE = 1e4
-"""The gradient norm of a canary, far above any clipping bound in use."""
+"""The gradient of a canary in each of its weights, far above any clipping bound in use."""
+LAYERS = 8
+"""Layers, each of a matrix and a vector, beside the last one."""
 
 
 @dataclass(frozen=True)
-class OwnWeight:
+class OwnWeights:
     """The loss -slope * output, whose gradient does not depend on the weights."""
 
     slope: float
@@ -34,7 +37,11 @@ class OwnWeight:
 
     def __call__(self, batch: Batch, model: Classifier) -> Tensor:
         """The losses, (B,)."""
-        outputs: Tensor = model.head(batch.images.flatten(1)).squeeze(1)
+        pixels = batch.images.flatten(1)
+        outputs: Tensor = model.head(pixels).squeeze(1)
+        against = pixels.new_full((len(pixels), 1), -1.0)  # so that the matrix of a layer counts against its vector
+        for layer in model.body.children():
+            outputs = outputs + (pixels * layer(against)).sum(1)
         return -self.slope * outputs
 
 
@@ -46,15 +53,16 @@ def networks_of(method: Method, clock: Clock) -> int:
 def moves(
     with_trainer: Client, method: Method, data: TrainingSet, plan: TrainingPlan, *, clock: Clock, sign: float, seed: int
 ) -> list[Tensor]:
-    """Train on canaries with the client's own trainer, and return the weight update of each step, each (1, inputs).
+    """Train on canaries with the client's own trainer, and return how each step moves the weights of every pixel.
 
-    The updates of n jointly stepped networks are summed and divided by sqrt(n): each is clipped to bound / sqrt(n) and
-    has the noise of the whole bound, so that signal and noise equal those of one network. The sign of the canaries
-    alternates between networks, so that noise reused in two networks cancels."""
+    Each is (T, inputs) for T tensors, those of all networks together, and counts toward `sign`: a record moves its
+    pixel's column by at most its bound, and every number has noise of the stated size. Half of the tensors of a
+    network count the other way in the loss, and so does every second network, so that noise reused in two of them
+    cancels in their sum."""
     count, trainer = networks_of(method, clock), with_trainer.trainer
-    models = [one_layer(data.images[0].numel()) for _ in range(count)]
+    models = [layered(data.images[0].numel()) for _ in range(count)]
     weights = [_weights(models)]
-    objectives = [OwnWeight(sign * side * SLOPE) for side in _sides(count)]
+    objectives = [OwnWeights(sign * side * SLOPE) for side in _sides(count)]
     if isinstance(method, StepsJointly) and isinstance(trainer, PrivateTrainer):
         joint_training(
             trainer, models, [optimizer_of(model.parameters(), plan) for model in models], data,
@@ -67,7 +75,13 @@ def moves(
             models[0], data, objectives[0], plan, stream(seed, "world", "audit", clock.round), round=clock.round,
             rounds=clock.rounds, on_step=lambda _step, _loss: weights.append(_weights(models)),
         )  # fmt: skip
-    return [sign * (after - before) / math.sqrt(count) for before, after in pairwise(weights)]
+    return [sign * (after - before) for before, after in pairwise(weights)]
+
+
+def together(moved: Tensor) -> Tensor:
+    """What a step moved, (T, inputs), along the canaries, (inputs,): each adds at most its bound, with noise of one
+    number."""
+    return moved.sum(0) / math.sqrt(len(moved))
 
 
 def _sides(count: int) -> list[int]:
@@ -75,11 +89,17 @@ def _sides(count: int) -> list[int]:
 
 
 def _weights(models: Sequence[Classifier]) -> Tensor:
-    sided = zip(_sides(len(models)), models, strict=True)
-    return torch.stack([side * model.head.weight.detach() for side, model in sided]).sum(0)
+    """The weights of all tensors, (T, inputs), each with the sign with which it counts."""
+    rows = []
+    for side, model in zip(_sides(len(models)), models, strict=True):
+        rows.append(side * model.head.weight.detach().flatten())
+        for layer in model.body.children():
+            assert isinstance(layer, nn.Linear)
+            rows += [-side * layer.weight.detach().flatten(), side * layer.bias.detach()]
+    return torch.stack(rows)
 
 
-def _gradients(objectives: Sequence[OwnWeight], record: Batch, models: Sequence[Classifier]) -> Gradients:
+def _gradients(objectives: Sequence[OwnWeights], record: Batch, models: Sequence[Classifier]) -> Gradients:
     return [
         torch.autograd.grad(objective(record, model).sum(), list(model.parameters()))
         for objective, model in zip(objectives, models, strict=True)
@@ -97,10 +117,23 @@ def lit_pixels(count: int, side: int) -> DomainDataset:
     )  # fmt: skip
 
 
+def layered(inputs: int) -> Classifier:
+    """A network of a linear layer without bias and LAYERS small ones, with zero weights: 2 LAYERS + 1 tensors.
+
+    The small layers have one input and as many outputs as there are pixels."""
+    return _network(inputs, LAYERS)
+
+
 def one_layer(inputs: int) -> Classifier:
     """A network of one linear layer without bias, with zero weights."""
+    return _network(inputs, 0)
+
+
+def _network(inputs: int, layers: int) -> Classifier:
     with torch.device("meta"):  # avoids draws from the global random stream
-        head = nn.Linear(inputs, 1, bias=False)
-    head.to_empty(device="cpu")
-    nn.init.zeros_(head.weight)
-    return Classifier(backbone="linear", norm="group", body=nn.Identity(), neck=nn.Flatten(), head=head)
+        head, body = nn.Linear(inputs, 1, bias=False), nn.Sequential(*(nn.Linear(1, inputs) for _ in range(layers)))
+    for part in (head, body):
+        part.to_empty(device="cpu")
+        for weights in part.parameters():
+            nn.init.zeros_(weights)
+    return Classifier(backbone="linear", norm="group", body=body, neck=nn.Flatten(), head=head)

@@ -6,19 +6,17 @@ than most, a third one lies along it."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from fdgsec.data.domains import DomainDataset
 from fdgsec.experiments.audit.neighboring_clients import Canary, Release, Site, judged, numbers
 from fdgsec.experiments.audit.noise_shape import DRAWS_A_NUMBER, thinnest_direction
-from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles, ModelState, Scores
-from fdgsec.federation.defense import RecordStatistic, StatisticSource
+from fdgsec.experiments.audit.planted_statistics import PlantedStatisticSource, is_pooled
+from fdgsec.federation.artifacts import Amplitudes, Artifact, ModelState, Scores
 from fdgsec.federation.defense_stack import DefenseStack
-from fdgsec.federation.method import GlobalModel
 from fdgsec.federation.public_clip_bounds import (
     Reference,
     client_region,
@@ -28,7 +26,6 @@ from fdgsec.federation.public_clip_bounds import (
     shared_rows,
     with_rows,
 )
-from fdgsec.federation.released_statistics import ReleasedStatistic
 from fdgsec.privacy.accounting import Unit, Use
 from fdgsec.privacy.clipping import HalfDiscs
 from fdgsec.runtime.random_streams import stream
@@ -83,20 +80,20 @@ def canaries_of(
         return [_learned(release, max(bound for use in uses for bound in use.sensitivity.values()))]
     if release.step == "review":
         return [_mislabeled(site)]
-    reference = _reference(site.defense_stack)
-    if unit == "client" or isinstance(release.artifact, ImageStyles | Amplitudes):
-        return _rows(release, reference, site.defense_stack, every=unit == "client", thin=thin)
-    return _pooled(site, release, reference, thin=thin)
+    reference = reference_of(site.defense_stack)
+    if is_pooled(release, unit):
+        return _pooled(site, release, reference, thin=thin)
+    return _rows(release, reference, site.defense_stack, every=unit == "client", thin=thin)
 
 
 def noise_coordinates(defense_stack: DefenseStack, release: Release, unit: Unit) -> Callable[[Artifact], Tensor]:
     """How to read the numbers (D,) to which a mechanism adds its noise: those of an artifact, or of a pooled statistic.
 
     They are in the order of the artifact's tensors."""
-    if release.step != "share" or unit == "client" or isinstance(release.artifact, ImageStyles | Amplitudes):
+    if not is_pooled(release, unit):
         return numbers
     frame, images = (
-        pooled_frame(release.sender, release.slot, _reference(defense_stack)),
+        pooled_frame(release.sender, release.slot, reference_of(defense_stack)),
         len(release.sender.client.data),
     )
 
@@ -107,7 +104,8 @@ def noise_coordinates(defense_stack: DefenseStack, release: Release, unit: Unit)
     return coordinates
 
 
-def _reference(defense_stack: DefenseStack) -> Reference:
+def reference_of(defense_stack: DefenseStack) -> Reference:
+    """The public options by which a stack's defense clips."""
     for defense in defense_stack.defenses:
         if isinstance(defense, ClipsAboutPublic):
             return Reference(
@@ -115,42 +113,6 @@ def _reference(defense_stack: DefenseStack) -> Reference:
                 centered=defense.center == "public", scaled=defense.scale == "public",
             )  # fmt: skip
     return Reference()
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PlantedRecordStatistic:
-    """A record statistic that returns the canary `statistic` (D,) for the first image of `client`."""
-
-    record_statistic: RecordStatistic
-    client: DomainDataset
-    statistic: Tensor
-
-    @property
-    def released_statistic(self) -> ReleasedStatistic:
-        """The released statistic of the original record statistic."""
-        return self.record_statistic.released_statistic
-
-    def records(self, images: DomainDataset) -> Tensor:
-        """t(x) of every image, (n, D) float64."""
-        found = self.record_statistic.records(images)
-        if images.store is not self.client.store:  # public images may have the same names
-            return found
-        return torch.where((images.rows == self.client.rows[0]).unsqueeze(1), self.statistic, found)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PlantedStatisticSource:
-    """A statistic source with a canary in the place of one record."""
-
-    statistic_source: StatisticSource
-    client: DomainDataset
-    statistic: Tensor
-
-    def __call__(self, images: DomainDataset, model: GlobalModel | None) -> RecordStatistic:
-        """The statistic of the images that a client holds and the model that it received."""
-        return PlantedRecordStatistic(
-            record_statistic=self.statistic_source(images, model), client=self.client, statistic=self.statistic
-        )
 
 
 def _pooled(site: Site, release: Release, reference: Reference, *, thin: bool) -> Sequence[Canary]:
@@ -169,9 +131,9 @@ def _pooled(site: Site, release: Release, reference: Reference, *, thin: bool) -
         looks: Mapping[int, PlantedStatisticSource] = {
             side: PlantedStatisticSource(
                 statistic_source=statistic_source, client=data,
-                statistic=frame.released_statistic.from_about(
+                statistics=frame.released_statistic.from_about(
                     frame.region.values(side * distance * frame.region.radius * direction), frame.about
-                ),
+                ).unsqueeze(0),
             )
             for side in (-1, 0, 1)
         }  # fmt: skip

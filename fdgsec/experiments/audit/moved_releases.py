@@ -3,15 +3,23 @@
 A canary among real images moves no median, no majority and no extreme. A clip about the client's own median, with noise
 for a clip about a public center, is bounded along no canary's direction; between clients of which one has a black image
 more than half, and one has not, its mean jumps. So what is sent of neighbors along chains of clients
-(fdgsec.experiments.audit.chains_of_clients) is compared: a few draws show which neighbors lie furthest apart, by each
-of several tests (fdgsec.experiments.audit.neighbor_tests), and fresh draws of these whether they lie too far."""
+(fdgsec.experiments.audit.chains_of_clients), and of statistics at the edge of what is clipped
+(fdgsec.experiments.audit.planted_statistics), is compared: a few draws show which neighbors lie furthest apart, by each
+of several tests (fdgsec.experiments.audit.neighbor_tests), more draws of these whether any lie further than the cost
+allows, and many whether they lie too far. Where clients are protected and not images, any two clients are neighbors."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 
-from fdgsec.experiments.audit.chains_of_clients import chains_of
-from fdgsec.experiments.audit.neighbor_tests import SCREENED_BY, TESTS, Drawn, drawn
+import torch
+
+from fdgsec.data.domains import DomainDataset
+from fdgsec.experiments.audit.chains_of_clients import chains_of, strangers
+from fdgsec.experiments.audit.message_canaries import reference_of
+from fdgsec.experiments.audit.neighbor_tests import REMOVED, SCREENED_BY, TESTS, Apart, Drawn, Test, drawn
 from fdgsec.experiments.audit.neighboring_clients import Release, Site, shared_releases
+from fdgsec.experiments.audit.planted_statistics import chains_of_statistics, is_pooled
 from fdgsec.federation.defense_stack import DefenseStack
 
 SCREENED = 8
@@ -19,6 +27,10 @@ SCREENED = 8
 CONFIRMED = 2
 """Pairs of neighbors of each release and test, of which fresh draws tell how far they are apart."""
 DRAWS = 64
+SURE = 1024
+"""Draws of a pair that is further apart than its cost allows, as DRAWS show it."""
+FEW = 4
+"""Images of a client of whom one less makes a difference."""
 ROUNDS = 2
 """Rounds of which what is shared is compared: what is clipped otherwise from the second on is seen."""
 
@@ -43,32 +55,41 @@ def moved_too_far(site: Site, defense_stack: DefenseStack) -> list[Moved]:
         return []
     fresh = replace(defense_stack, name=f"{defense_stack.name}/confirmed")
     found = []
-    for pairs in _furthest_pairs(site, defense_stack).values():
-        worst = max(_beyond(pairs, fresh), key=lambda one: one[0], default=None)
-        if worst is not None:
-            found.append(worst[1])
+    less = _one_image_less(site, defense_stack)
+    for key, pairs in _furthest_pairs(site, defense_stack).items():
+        moved = chain(_beyond(pairs, TESTS, fresh), _beyond(less.get(key, ()), REMOVED, fresh))
+        found += list(islice(moved, 1))
     return found
 
 
-def _beyond(pairs: Sequence[Pair], defense_stack: DefenseStack) -> Iterator[tuple[float, Moved]]:
-    """What each pair, drawn anew, exceeds by which test, and by how many times."""
+def _beyond(pairs: Sequence[Pair], tests: Sequence[Test], defense_stack: DefenseStack) -> Iterator[Moved]:
+    """What pairs, drawn anew, exceed: first what DRAWS are enough for."""
+    suspected = list[tuple[Pair, list[Test]]]()
     for pair in pairs:
-        one, other = (drawn(each, defense_stack, DRAWS) for each in pair)
-        if one is None or other is None:
-            continue
-        for test in TESTS:
-            apart = test(one, other)
+        found = list(_tested(pair, tests, defense_stack, DRAWS))
+        suspected.append((pair, [test for test, apart in found if apart.times > 1]))
+        yield from (Moved(release=pair[0], words=apart.words) for _, apart in found if apart.too_far)
+    sure = replace(defense_stack, name=f"{defense_stack.name}/sure")
+    for pair, doubtful in suspected:
+        for _, apart in _tested(pair, doubtful, sure, SURE) if doubtful else ():
             if apart.too_far:
-                yield apart.times, Moved(release=one.release, words=apart.words)
+                yield Moved(release=pair[0], words=apart.words)
+
+
+def _tested(pair: Pair, tests: Sequence[Test], defense_stack: DefenseStack, draws: int) -> Iterator[tuple[Test, Apart]]:
+    """What each test finds in so many draws of a pair."""
+    one, other = (drawn(each, defense_stack, draws) for each in pair)
+    if one is not None and other is not None:
+        yield from ((test, test(one, other)) for test in tests)
 
 
 def _furthest_pairs(site: Site, defense_stack: DefenseStack) -> Mapping[tuple[str, int], Sequence[Pair]]:
     """Of each slot and round the neighbors that a few draws put furthest apart, CONFIRMED of them by each test."""
     found: dict[tuple[str, int], list[list[tuple[float, Pair]]]] = {}
-    for chain in chains_of(site.client.data):
+    for clients in _chains(site, defense_stack):
         before: Mapping[tuple[str, int], Drawn] = {}
-        for data in chain:
-            now = _screened(replace(site, client=replace(site.client, data=data)), defense_stack)
+        for releases in clients:
+            now = _screened(releases, defense_stack)
             for key in now.keys() & before.keys():
                 one, other = before[key], now[key]
                 ranked = found.setdefault(key, [[] for _ in SCREENED_BY])
@@ -83,7 +104,40 @@ def _furthest_pairs(site: Site, defense_stack: DefenseStack) -> Mapping[tuple[st
     }
 
 
-def _screened(site: Site, defense_stack: DefenseStack) -> Mapping[tuple[str, int], Drawn]:
-    """A few draws of what the client shares, by slot and round."""
-    tried = [drawn(one, defense_stack, SCREENED) for made in shared_releases(site).values() for one in made]
+def _chains(site: Site, defense_stack: DefenseStack) -> Iterator[Iterable[Sequence[Release]]]:
+    """Chains of what clients share, each of which is a neighbor of the one before."""
+    data, own = site.client.data, _shared(site, site.client.data)
+    units = {release: {use.unit for use in release.sent(defense_stack)[1] or ()} for release in own}
+    for clients in chains_of(data):
+        yield (_shared(site, images) for images in clients)
+    if any("client" in unit for unit in units.values()):
+        whole = {release.slot for release, unit in units.items() if unit == {"client"}}
+        yield ([one for one in _shared(site, images) if one.slot in whole] for images in strangers(data))
+    for release, unit in units.items():
+        if "record" in unit and is_pooled(release, "record"):
+            for releases in chains_of_statistics(release, reference_of(defense_stack)):
+                yield ([one] for one in releases)
+
+
+def _one_image_less(site: Site, defense_stack: DefenseStack) -> Mapping[tuple[str, int], Sequence[Pair]]:
+    """The client and the same without one image, and so for a few of its images, where that is a neighbor."""
+    data, found = site.client.data, dict[tuple[str, int], list[Pair]]()
+    for count in {len(data), min(FEW, len(data))}:
+        kept = (_shared(site, data.subset(torch.arange(first, count))) for first in (0, 1))
+        for one, other in zip(*kept, strict=True):
+            uses = one.sent(defense_stack)[1]
+            if uses and any("add-remove" in use.sensitivity for use in uses):
+                found.setdefault((one.slot, one.sender.clock.round), []).append((one, other))
+    return found
+
+
+def _shared(site: Site, images: DomainDataset) -> list[Release]:
+    """What the audited client would share with these images."""
+    made = shared_releases(replace(site, client=replace(site.client, data=images)))
+    return [one for releases in made.values() for one in releases]
+
+
+def _screened(releases: Sequence[Release], defense_stack: DefenseStack) -> Mapping[tuple[str, int], Drawn]:
+    """A few draws of what a client shares, by slot and round."""
+    tried = [drawn(one, defense_stack, SCREENED) for one in releases]
     return {(one.release.slot, one.release.sender.clock.round): one for one in tried if one is not None}

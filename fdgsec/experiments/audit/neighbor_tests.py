@@ -3,7 +3,12 @@
 A test along one direction bounds what Gaussian noise hides, and sees neither numbers without noise, nor noise on a grid
 that the value does not lie on (the residue is that of the value), nor noise whose size is the client's own. Laplace
 noise hides a distance in each number: what it lets through is the sum of these, which no direction shows. Each has a
-test of its own here, and says by how much what the cost allows is exceeded."""
+test of its own here, and says by how much what the cost allows is exceeded.
+
+What is sent may be noise no more: rounded, or cut to bounds that hold for everybody. Then a distance in standard
+deviations means nothing, and how often two neighbors are told apart is counted: of a mechanism that is what its cost
+says, a share of true positives and one of false positives lie on its trade-off curve or below (Dong, Roth and Su,
+"Gaussian differential privacy", JRSS B 2022), whatever is made of its releases."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -11,25 +16,35 @@ from dataclasses import dataclass
 
 import torch
 from scipy.special import expit, ndtri
+from scipy.stats import beta
 from torch import Tensor
 
 from fdgsec.attacks.statistics.release_precision import Steps, steps_of
 from fdgsec.experiments.audit.message_canaries import noise_coordinates
-from fdgsec.experiments.audit.neighboring_clients import Release, numbers
+from fdgsec.experiments.audit.neighboring_clients import Release
 from fdgsec.experiments.audit.noise_shape import independent_numbers, standardized
-from fdgsec.experiments.audit.noise_within import draws_within
+from fdgsec.experiments.audit.noise_within import draws_within, two_readings
 from fdgsec.federation.artifacts import Artifact
 from fdgsec.federation.defense import Uses
 from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.privacy.accounting import Relation, Use
 
-FACTOR = 1.5
-"""By which a distance must exceed what a cost allows: the size of the noise is estimated within a tenth."""
+FACTOR = 1.15
+"""By which a distance must exceed what a cost allows: the size of the noise is estimated, too."""
+SAMPLED = 1.5
+"""The same of a record that is in a secret sample: the cost of the mean is an approximation there."""
 DEVIATIONS = 4.0
 SIZE_DEVIATIONS = 8.0
 """Standard deviations by which the mean logarithm of two variances' ratio may miss 0."""
 BY_CHANCE = 1e-6
-"""Probability that a value which always comes back in one client, and never in the other, does so by chance."""
+"""Probability with which a sound mechanism is told apart so often, or a value comes back so often, by chance."""
+STEADY = 0.05
+"""Of the mean variance of all numbers, which is added to that of each: a rounded one may hardly vary in few draws."""
+LEAST_SQUARE = 1e-12
+"""Of the noise of a release, in units of its own: that of a release without any."""
+LIKELIER = 4.0
+"""Logarithm of the ratio of likelihoods from which a number's noise counts as Laplace noise: 64 draws of it in each of
+two clients have 9 on average."""
 LATTICES = 64
 """Numbers of a release that are looked at for a grid."""
 OFF_GRID = 0.1
@@ -54,15 +69,23 @@ class Drawn:
     allowed: float
     """By how many deviations one image may move it (`allowed_distance`)."""
 
+    @property
+    def most(self) -> float:
+        """The distance beyond which there is a fault."""
+        return (FACTOR if all(use.sampling_rate == 1 for use in self.uses) else SAMPLED) * self.allowed
+
 
 @dataclass(frozen=True, kw_only=True)
 class Apart:
     """How far two neighbors lie apart by one test: in `times` what their cost allows, and whether draws show that it is
-    more than FACTOR times (`too_far`)."""
+    more than estimation explains (`too_far`)."""
 
     times: float
     too_far: bool
     words: str
+
+
+NOT_APART = Apart(times=0.0, too_far=False, words="")
 
 
 def drawn(release: Release, defense_stack: DefenseStack, runs: int) -> Drawn | None:
@@ -72,7 +95,7 @@ def drawn(release: Release, defense_stack: DefenseStack, runs: int) -> Drawn | N
     if not uses or not allowed:
         return None
     read = noise_coordinates(defense_stack, release, uses[0].unit)
-    both, kept = draws_within(release, defense_stack, lambda one: torch.stack([read(one), numbers(one)], 1), runs=runs)
+    both, kept = draws_within(release, defense_stack, two_readings(read), runs=runs)
     return Drawn(
         release=release, values=both[..., 0], sent=both[..., 1], whole=kept.all(0), form=_form(artifact), uses=uses,
         allowed=allowed,
@@ -115,30 +138,62 @@ def along_a_direction(first: Drawn, second: Drawn) -> Apart:
     the second half.
 
     Noise that both have in common cancels in their difference."""
-    distance, error = _linear(first, second)
+    whole = first.whole & second.whole
+    if not bool(whole.any()):
+        return NOT_APART
+    found = _projected(first.values[:, whole], second.values[:, whole])
+    if found is None:
+        return NOT_APART
+    ones, others = found
+    apart = (ones - others) / _size(ones, others)
+    distance, error = float(apart.mean()), float(apart.std()) / math.sqrt(len(apart))
     return Apart(
-        times=distance / first.allowed, too_far=distance - DEVIATIONS * error > FACTOR * first.allowed,
+        times=distance / first.allowed, too_far=distance - DEVIATIONS * error > first.most,
         words=f"by {distance:.1f} standard deviations of its noise; {first.allowed:.1f} are allowed",
     )  # fmt: skip
 
 
-def _linear(first: Drawn, second: Drawn) -> tuple[float, float]:
-    """The distance, and its standard error."""
-    whole = first.whole & second.whole
-    if not bool(whole.any()):  # every number was cut, or comes again
-        return 0.0, 0.0
-    one, other, half = first.values[:, whole], second.values[:, whole], len(first.values) // 2
+def by_what_is_sent(first: Drawn, second: Drawn) -> Apart:
+    """How often neighbors are told apart by the numbers that are sent, whatever was made of the noise.
+
+    Along the direction that the first half of the draws shows, those of the second half on either side of the middle
+    are counted; both shares have Clopper-Pearson bounds."""
+    found = _projected(first.sent, second.sent, steady=STEADY)
+    if found is None:
+        return NOT_APART
+    ones, others = found
+    middle, count = float(ones.mean() + others.mean()) / 2, len(ones)
+    hits, alarms = int((ones > middle).sum()), int((others > middle).sum())
+    least = _least_share(hits, count), _least_share(count - alarms, count)
+    shown = float(ndtri(least[0]) + ndtri(least[1]))
+    return Apart(
+        times=float(ones.mean() - others.mean()) / _size(ones, others) / first.allowed, too_far=shown > first.allowed,
+        words=f"as often as {shown:.1f} standard deviations of Gaussian noise tell; {first.allowed:.1f} are allowed",
+    )  # fmt: skip
+
+
+def _least_share(hits: int, count: int) -> float:
+    """The least share of which so many hits are no chance."""
+    return float(beta.ppf(BY_CHANCE / 2, hits, count - hits + 1)) if hits else 0.0
+
+
+def _projected(one: Tensor, other: Tensor, *, steady: float = 0.0) -> tuple[Tensor, Tensor] | None:
+    """The second half of the draws (runs, D) of two clients along the direction that the first half shows; None where
+    nothing varies."""
+    half = len(one) // 2
     spread = (one[:half].var(0) + other[:half].var(0)) / 2
     noisy = spread > 0
-    if not bool(noisy.any()):
-        return 0.0, 0.0
-    along = (one[:half] - other[:half]).mean(0)[noisy] / spread[noisy]
-    ones, others = one[half:, noisy] @ along, other[half:, noisy] @ along
-    size = float(((ones.var() + others.var()) / 2).sqrt())
-    if not size:
-        return 0.0, 0.0
-    apart = (ones - others) / size
-    return float(apart.mean()), float(apart.std()) / math.sqrt(len(apart))
+    if not bool(noisy.any()):  # every number was cut, or comes again
+        return None
+    spread = spread[noisy] + steady * spread[noisy].mean()
+    along = (one[:half] - other[:half]).mean(0)[noisy] / spread
+    found = one[half:, noisy] @ along, other[half:, noisy] @ along
+    return found if _size(*found) else None
+
+
+def _size(ones: Tensor, others: Tensor) -> float:
+    """The standard deviation of either."""
+    return float(((ones.var() + others.var()) / 2).sqrt())
 
 
 def by_what_has_no_noise(first: Drawn, second: Drawn) -> Apart:
@@ -155,10 +210,10 @@ def by_what_has_no_noise(first: Drawn, second: Drawn) -> Apart:
         return _certain(first)
     never = (fixed & (other != one[0]).all(0)) | (again & (one != other[0]).all(0))
     if not bool((never & (first.sent != second.sent).any(0)).any()):
-        return Apart(times=0.0, too_far=False, words="")
+        return NOT_APART
     least = 2 * float(ndtri(BY_CHANCE ** (1 / len(one))))
     return Apart(
-        times=math.inf, too_far=least > FACTOR * first.allowed,
+        times=math.inf, too_far=least > first.most,
         words="by a number that has no noise for one of two neighbors; "
         f"{first.allowed:.1f} standard deviations of noise are allowed",
     )  # fmt: skip
@@ -189,6 +244,28 @@ def by_size_of_noise(first: Drawn, second: Drawn) -> Apart:
     )  # fmt: skip
 
 
+def by_length_of_noise(first: Drawn, second: Drawn) -> Apart:
+    """How far the lengths of the noise of single releases lie apart, in standard deviations of one length.
+
+    Where a record less is a neighbor, a mean with noise for one over n tells n by the length of its noise."""
+    whole = first.whole & second.whole
+    half = len(first.values) // 2
+    around = [each.values[:, whole] - each.values[:half, whole].mean(0) for each in (first, second)]
+    scale = ((around[0][:half].square().mean(0) + around[1][:half].square().mean(0)) / 2).sqrt()
+    if not bool((scale > 0).any()):
+        return NOT_APART
+    ones, others = (
+        (each[half:, scale > 0] / scale[scale > 0]).square().mean(1).clamp_min(LEAST_SQUARE).log() for each in around
+    )
+    size = _size(ones, others)
+    apart = (ones - others) / size if size else torch.zeros_like(ones)
+    distance, error = abs(float(apart.mean())), float(apart.std()) / math.sqrt(len(apart))
+    return Apart(
+        times=distance / first.allowed, too_far=distance - DEVIATIONS * error > first.most,
+        words=f"by {distance:.1f} standard deviations of the length of its noise; {first.allowed:.1f} are allowed",
+    )  # fmt: skip
+
+
 def sizes_apart(one: Tensor, other: Tensor) -> tuple[float, float]:
     """The mean logarithm of the ratio of variances of numbers (runs, D) of two clients, and in standard deviations.
 
@@ -208,21 +285,35 @@ def in_every_number(first: Drawn, second: Drawn) -> Apart:
     """The epsilon of Laplace noise: the sum over numbers of the distance of the means in the noise's scale.
 
     The sign of a number's distance is that of the first half of the draws, its length that of the second, so that noise
-    adds nothing to it."""
+    adds nothing to it. Where other noise is paid for as well, numbers whose draws are more likely Laplace noise than
+    Gaussian are those that count."""
     whole, half = first.whole & second.whole, len(first.values) // 2
-    if not all(use.mechanism == "laplace" for use in first.uses) or not bool(whole.any()):
-        return Apart(times=0.0, too_far=False, words="")
-    allowed = sum(use.count * _replaced(use.sensitivity) / use.noise for use in first.uses)
+    paid = [use for use in first.uses if use.mechanism == "laplace"]
+    if not paid or not bool(whole.any()):
+        return NOT_APART
     one, other = first.values[:, whole], second.values[:, whole]
     scale = ((one.var(0) + other.var(0)) / 4).sqrt()
-    noisy = scale > 0
-    sign = (one[:half] - other[:half]).mean(0)[noisy].sign()
-    apart = ((one[half:] - other[half:])[:, noisy] / scale[noisy]) @ sign
+    counted = scale > 0
+    if len(paid) < len(first.uses):
+        counted &= _pointed(torch.cat([one - one.mean(0), other - other.mean(0)]))
+    if not bool(counted.any()):
+        return NOT_APART
+    allowed = sum(use.count * _replaced(use.sensitivity) / use.noise for use in paid)
+    sign = (one[:half] - other[:half]).mean(0)[counted].sign()
+    apart = ((one[half:] - other[half:])[:, counted] / scale[counted]) @ sign
     epsilon, error = float(apart.mean()), float(apart.std()) / math.sqrt(len(apart))
     return Apart(
         times=epsilon / allowed, too_far=epsilon - DEVIATIONS * error > FACTOR * allowed,
         words=f"by an epsilon of {epsilon:.1f} of its Laplace noise; {allowed:.1f} are allowed",
     )  # fmt: skip
+
+
+def _pointed(noise: Tensor) -> Tensor:
+    """Which numbers (D,) of noise (runs, D) about 0 are likelier Laplace than Gaussian, by LIKELIER, each of the
+    likeliest scale."""
+    laplace, gauss = noise.abs().mean(0), noise.square().mean(0).sqrt()
+    ratio = len(noise) * (math.log(math.sqrt(math.pi / (2 * math.e))) + gauss.log() - laplace.log())
+    return ratio > LIKELIER
 
 
 def by_a_grid(first: Drawn, second: Drawn) -> Apart:
@@ -257,6 +348,9 @@ def _off(values: Tensor, grid: Steps) -> float:
     return float((counts - counts.round()).abs().median())
 
 
-SCREENED_BY: Sequence[Callable[[Drawn, Drawn], Apart]] = (by_what_has_no_noise, along_a_direction, by_size_of_noise)
+Test = Callable[[Drawn, Drawn], Apart]
+SCREENED_BY: Sequence[Test] = (by_what_has_no_noise, along_a_direction, by_what_is_sent, by_size_of_noise)
 """Tests that few draws suffice for."""
-TESTS: Sequence[Callable[[Drawn, Drawn], Apart]] = (*SCREENED_BY, in_every_number, by_a_grid)
+TESTS: Sequence[Test] = (*SCREENED_BY, by_length_of_noise, in_every_number, by_a_grid)
+REMOVED: Sequence[Test] = tuple(test for test in TESTS if test is not by_size_of_noise)
+"""Those of clients with different numbers of images: of a noisy sum over a noisy count the noise is of two sizes."""

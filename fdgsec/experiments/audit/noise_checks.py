@@ -29,7 +29,8 @@ from fdgsec.experiments.audit.neighboring_clients import Release, Site, numbers
 from fdgsec.experiments.audit.noise_of_records import depend_on_records
 from fdgsec.experiments.audit.noise_shape import DRAWS_A_NUMBER, SUSPECT, THIN, least_along, not_gaussian
 from fdgsec.experiments.audit.noise_tails import without_tails
-from fdgsec.experiments.audit.noise_within import MOST_TENSORS, alike, draws_within, tensors_of
+from fdgsec.experiments.audit.noise_within import MOST_TENSORS, alike, draws_within, tensors_of, two_readings
+from fdgsec.experiments.audit.planted_statistics import is_pooled
 from fdgsec.federation.artifacts import ModelState, Scores
 from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.method import GlobalModel
@@ -210,8 +211,9 @@ def _within(releases: Sequence[Release], defense_stack: DefenseStack) -> tuple[l
         uses = release.sent(defense_stack)[1]
         assert uses
         read = noise_coordinates(defense_stack, release, uses[0].unit)
-        draws, valid = draws_within(release, defense_stack, read)
-        if alike(draws, valid):
+        both, valid = draws_within(release, defense_stack, two_readings(read))
+        draws, sent = both.unbind(-1)
+        if alike(draws, valid, sent=sent if is_pooled(release, uses[0].unit) else None):
             same.append(named_release(release))
         elif all(use.mechanism == "gaussian" for use in uses) and not_gaussian(draws, valid):
             others.append(named_release(release))

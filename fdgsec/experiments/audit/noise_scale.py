@@ -22,8 +22,8 @@ from fdgsec.nn.training.batches import TrainingSet
 from fdgsec.privacy.accounting import Relation
 
 RECORDS = 8
-SIDE = 32
-"""Images have 3 x 32 x 32 pixels, and the network as many weights; one of 8 records changes the divisor by 1/8."""
+SIDE = 8
+"""Images have 3 x 8 x 8 pixels, and the network 17 weights for each; one of 8 records changes the divisor by 1/8."""
 RUNS = 40
 CONFIDENCE = 0.99
 
@@ -39,7 +39,7 @@ class SmallTraining:
     def updates(
         self, defense_stack: DefenseStack, *, without: Relation | None = None
     ) -> tuple[list[Tensor], Sequence[Uses]]:
-        """Every step's update of all weights, (1, inputs), and what each round cost.
+        """Every step's update of all weights, (T, inputs), and what each round cost.
 
         `without` takes one record away: by an image that contributes nothing, or (add-remove) altogether."""
         data = lit_pixels(self.records, self.side)

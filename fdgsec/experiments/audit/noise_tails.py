@@ -17,6 +17,7 @@ from fdgsec.experiments.audit.message_canaries import noise_coordinates
 from fdgsec.experiments.audit.neighboring_clients import Release, Site, numbers, shared_releases
 from fdgsec.experiments.audit.noise_of_records import other_clients
 from fdgsec.experiments.audit.noise_shape import independent_numbers, standardized
+from fdgsec.experiments.audit.noise_within import stacked
 from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.privacy.accounting import Unit
 
@@ -73,4 +74,5 @@ def _drawn(release: Release, defense_stack: DefenseStack, unit: Unit, draws: int
     read = noise_coordinates(defense_stack, release, unit)
     named = (replace(defense_stack, name=f"{defense_stack.name}/tails/{number}") for number in range(draws))
     made = [release.sent(one)[0] for one in named]
-    return torch.stack([read(one) for one in made]).double(), torch.stack([numbers(one) for one in made])
+    sent = stacked([numbers(one) for one in made], release)
+    return torch.stack([read(one) for one in made]).double(), sent

@@ -5,7 +5,8 @@ of releases sees that. So a release is drawn many times, and what changes from d
 is compared between all its numbers. Two numbers with unrelated Gaussian noise have a correlation beyond `ALIKE` over
 `FEWEST` draws with probability 1e-19, and at most `NUMBERS`^2 / 2 such pairs are compared."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -14,11 +15,15 @@ from torch import Tensor
 from fdgsec.experiments.audit.neighboring_clients import Release, numbers
 from fdgsec.federation.artifacts import Artifact
 from fdgsec.federation.defense_stack import DefenseStack
+from fdgsec.runtime.errors import UsageError
 
 DRAWS = 48
 FEWEST = 24
 """Draws of two numbers, in neither of which one was cut, from which they are compared."""
 ALIKE = 0.99
+ORDERS = 30.0
+"""Logarithm of the number of orders in which a number's draws may come, from which two numbers with the same order are
+no coincidence: 1e13. Of draws that are rounded to two values there are fewer."""
 NUMBERS = 1024
 """The largest number of values of a release that are compared."""
 PER_TENSOR = 16
@@ -47,15 +52,33 @@ def draws_within(
         chosen = _chosen(artifact)[:most]
         raw.append(numbers(artifact)[chosen])
         found.append(read(artifact)[chosen])
-    values = torch.stack(raw)
+    values = stacked(raw, release)
     cut = torch.zeros_like(values, dtype=torch.bool)
     for end in (values == values.amin(0), values == values.amax(0)):
         cut |= end & (end.sum(0) > 1)
     return torch.stack(found), ~cut
 
 
-def alike(draws: Tensor, valid: Tensor | None = None) -> bool:
-    """Whether two numbers change alike from draw to draw, for `draws` (runs, D) of which `valid` ones count."""
+def stacked(draws: Sequence[Tensor], release: Release) -> Tensor:
+    """Draws (D,) of a release as rows (runs, D). Raises UsageError where they have different sizes."""
+    if len({len(one) for one in draws}) > 1:
+        raise UsageError(
+            f"{release.slot!r} is of another size in other draws, so that its noise cannot be compared; a defense with "
+            "a guarantee is checked where it sends as many numbers each time."
+        )
+    return torch.stack(list(draws))
+
+
+def two_readings(read: Callable[[Artifact], Tensor]) -> Callable[[Artifact], Tensor]:
+    """An artifact's numbers as `read` gives them and as they are sent, (D, 2)."""
+    return lambda artifact: torch.stack([read(artifact), numbers(artifact)], 1)
+
+
+def alike(draws: Tensor, valid: Tensor | None = None, *, sent: Tensor | None = None) -> bool:
+    """Whether two numbers change alike from draw to draw, for `draws` (runs, D) of which `valid` ones count.
+
+    The mean of a channel and its second moment depend on each other: they count, of a statistic whose halves are those,
+    where they change alike as they are `sent` (runs, D) too."""
     known = torch.ones_like(draws) if valid is None else valid.to(draws)
     middle = (draws * known).sum(0) / known.sum(0).clamp_min(1)
     off = (draws - middle) * known
@@ -66,7 +89,19 @@ def alike(draws: Tensor, valid: Tensor | None = None) -> bool:
     across = off.T @ off - total * total.T / count
     limit = ALIKE**2 * within * within.T
     related = (across.square() > limit) & (within > LEAST) & (within.T > LEAST) & (shared >= FEWEST)
-    return bool(related.triu(diagonal=1).any())
+    for one, other in related.triu(diagonal=1).nonzero().tolist():
+        channel = sent is not None and 2 * (other - one) == draws.shape[1]
+        if channel and not alike(sent[:, [one, other]]):
+            continue
+        if min(_orders(draws[:, j]) for j in (one, other)) > ORDERS:
+            return True
+    return False
+
+
+def _orders(draws: Tensor) -> float:
+    """The logarithm of the number of different orders in which draws (runs,) of a number may come."""
+    counts = torch.unique(draws, return_counts=True)[1]
+    return math.lgamma(len(draws) + 1) - float(torch.lgamma(counts.double() + 1).sum())
 
 
 def tensors_of(artifact: Artifact) -> int:

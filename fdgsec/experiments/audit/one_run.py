@@ -4,8 +4,9 @@ Where every step is Gaussian and takes all records, the same guesses also bound 
 (Mahloujifar, Melis & Chaudhuri 2025; fdgsec.privacy.gaussian_one_run_bounds). That bound then decides.
 
 *Gradient* canaries are the strongest known (Nasr et al., USENIX Security 2023): records whose gradients are orthogonal
-and far above the clipping bound, each in its own weight (fdgsec.experiments.audit.gradient_canaries). The trainer is
-the defense's own: its sampling, clipping, noise, divisor and accounting are tested, step by step.
+and far above the clipping bound, each in weights of its own (fdgsec.experiments.audit.gradient_canaries). The trainer
+is the defense's own: its sampling, clipping, noise, divisor and accounting are tested, step by step. What each tensor
+of the network tells counts the more, the less noise it has in a run without canaries.
 *Mislabeled* canaries are a client's images with wrong labels, on which the run's network trains. The observer sees the
 decrease of each loss.
 
@@ -40,20 +41,32 @@ from fdgsec.privacy.one_run_bounds import ceiling, one_run_lower_bound, right_gu
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 
+LEAST_VARIANCE = 1e-12
+"""Of a tensor's noise, as a part of the largest one: smaller ones count as much as this one."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Observed:
-    """The observations of one run: per step, the evidence for each canary (k, m), sampling rates and noise.
+    """The observations of one run: per step, the evidence of T tensors for each canary (k, T, m), rates and noise.
 
-    In a step with sampling rate q, an included canary adds 1 with probability q; the noise has the standard deviation
-    `spreads` (k,)."""
+    In a step with sampling rate q, an included canary adds 1 / sqrt(T) in each with probability q; the noise has the
+    standard deviation `spreads` (k,)."""
 
     evidence: Tensor
     rates: Tensor
     spreads: Tensor
     uses: Sequence[Uses]
 
-    def scores(self, beside: "Observed | None" = None) -> Tensor:
+    def shares(self) -> Tensor:
+        """How much each tensor (T,) is to count, by the noise of this run, which has no canaries: by inverse variances.
+
+        Of their sum so weighted, an included canary adds 1."""
+        variance = self.evidence.square().mean((0, 2))
+        least = max(LEAST_VARIANCE * float(variance.max()), torch.finfo(variance.dtype).tiny)
+        inverse = 1 / variance.clamp_min(least)
+        return math.sqrt(len(inverse)) * inverse / inverse.sum()
+
+    def scores(self, shares: Tensor, beside: "Observed | None" = None) -> Tensor:
         """Each canary's summed log likelihood ratio, (m,), of this run or of its difference from the run `beside`.
 
         A broken trainer may take fewer steps in one of them; then the others are left out."""
@@ -62,6 +75,7 @@ class Observed:
             steps = min(len(seen), len(beside.evidence))
             seen, rates = seen[:steps] - beside.evidence[:steps], rates[:steps]
             spreads = spreads[:steps] * math.sqrt(2)
+        seen = torch.einsum("ktm,t->km", seen, shares)
         drawn = rates.log() + (seen - 0.5) / spreads.square().unsqueeze(1)
         return torch.logaddexp(torch.log1p(-rates), drawn).sum(0)
 
@@ -114,7 +128,9 @@ def audited(
     )
     sampled = bool((run.rates < 1).any())
     error = (1 - confidence) / 2
-    right = max(_right(scores, coins, guesses, sampled=sampled) for scores in (run.scores(), run.scores(beside)))
+    shares = beside.shares()
+    found = (run.scores(shares), run.scores(shares, beside))
+    right = max(_right(scores, coins, guesses, sampled=sampled) for scores in found)
     m, delta = len(canaries), guarantee.delta
     result = AuditResult(
         lower_bound=one_run_lower_bound(m, guesses, right, delta, 1 - error),
@@ -195,8 +211,8 @@ class GradientCanaries:
     def words(self) -> str:
         """A description, with the largest number of networks that step jointly."""
         together = max(networks_of(self.site.method, clock) for clock in self.site.clocks)
-        where = "" if together == 1 else f", in each of {together} networks that step together"
-        return f"canaries with orthogonal gradients far longer than the bound{where}, every step seen"
+        where = "" if together == 1 else f" of each of {together} networks that step together"
+        return f"canaries with orthogonal gradients far longer than the bound, in every tensor{where}, every step seen"
 
     def __len__(self) -> int:
         return self.count
@@ -220,7 +236,7 @@ class GradientCanaries:
             use = _only(trainer.uses)
             bound = use.sensitivity["zero-out"]
             expected = use.sampling_rate * self.count
-            evidence += [one.double()[0, : self.count] * expected / bound for one in moved]
+            evidence += [one.double()[:, : self.count] * expected / bound for one in moved]
             rates += [use.sampling_rate] * len(moved)
             spreads += [max(use.noise / bound, 1e-9)] * len(moved)
         sent = one_layer(3 * side * side)  # only its cost is used
@@ -280,7 +296,7 @@ class MislabelledCanaries:
         trainers = trainings(site, defense_stack, site.client, train)
         one = torch.ones(1, dtype=torch.float64)
         return Observed(
-            evidence=(before - _losses(model, given)).unsqueeze(0), rates=one, spreads=one,
+            evidence=(before - _losses(model, given)).view(1, 1, -1), rates=one, spreads=one,
             uses=costs(site, defense_stack, site.client, trainers, model),
         )  # fmt: skip
 

@@ -18,10 +18,11 @@ import torch
 from fdgsec.data.domains import DomainDataset
 from fdgsec.experiments.audit.many_runs import audit_canaries
 from fdgsec.experiments.audit.message_canaries import canaries_of
+from fdgsec.experiments.audit.moved_weights import moved_weights
 from fdgsec.experiments.audit.neighboring_clients import Canary, Release, Site, releases_of, worlds_of
 from fdgsec.experiments.audit.noise_checks import NoiseChecks, check_messages, compared, named_release
 from fdgsec.experiments.audit.noise_scale import CONFIDENCE, SmallTraining
-from fdgsec.experiments.audit.noise_within import DRAWS, alike
+from fdgsec.experiments.audit.noise_within import DRAWS, NUMBERS, alike
 from fdgsec.experiments.audit.one_run import Canaries, GradientCanaries, MislabelledCanaries, audited, smooth
 from fdgsec.experiments.options_in_effect import check_in_effect
 from fdgsec.experiments.run_config import RunConfig, attack_settings, defense_text, on_stated_threads, target_method
@@ -314,10 +315,13 @@ def _training_noise(site: Site, plan: AuditPlan) -> NoiseChecks:
     names = (f"{site.defense_stack.name}/distinct/{number}" for number in range(count))
     trained = (small.updates(replace(site.defense_stack, name=name))[0] for name in names)
     again = (replace(site.defense_stack, name=f"{site.defense_stack.name}/within/{run}") for run in range(DRAWS))
-    untouched = [torch.cat(small.updates(stack)[0])[:, small.records :].double().flatten() for stack in again]
+    drawn = [torch.cat(small.updates(stack)[0])[:, small.records :].double().flatten() for stack in again]
+    untouched = torch.stack(drawn)[:, :NUMBERS]
+    moved = moved_weights(site, site.defense_stack)
     checks = NoiseChecks(
-        confidence=plan.confidence, within=["the updates of a training"] if alike(torch.stack(untouched)) else []
-    )
+        confidence=plan.confidence, within=["the updates of a training"] if alike(untouched) else [],
+        moved=[f"a training {moved.words}"] if moved is not None and moved.too_far else [],
+    )  # fmt: skip
     return compared(checks, (torch.cat(steps).double() for steps in trained))
 
 

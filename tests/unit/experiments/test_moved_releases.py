@@ -5,10 +5,14 @@ from itertools import pairwise
 
 import pytest
 import torch
+from torch import Tensor
 
+from fdgsec.data.domains import DomainDataset
 from fdgsec.data.shapes import shapes
 from fdgsec.experiments.audit.chains_of_clients import LONGEST, chains_of
 from fdgsec.experiments.audit.neighbor_tests import allowed_distance
+from fdgsec.experiments.audit.planted_statistics import PlantedStatisticSource
+from fdgsec.federation.released_statistics import MeanStyles, ReleasedStatistic
 from fdgsec.privacy.accounting import Use
 from fdgsec.privacy.mechanisms import epsilon_of
 
@@ -19,7 +23,7 @@ def test_neighbors_along_a_chain_differ_in_one_image_at_most(images: int):
 
     chains = list(chains_of(data))
 
-    assert len(chains) >= 2
+    assert len(chains) >= 3
     for chain in chains:
         assert all(one.ids == data.ids and len(one) == images for one in chain)
         for one, other in pairwise(chain):
@@ -35,6 +39,25 @@ def test_a_short_chain_holds_every_number_of_black_images():
 
     assert [int((one.labels == 0).sum()) for one in first] == list(range(18))
     assert [int((one.pixels() == 0).flatten(1).all(1).sum()) for one in first] == list(range(18))
+
+
+def test_statistics_are_planted_in_the_order_of_the_images():
+    data = shapes(image_size=16, per_domain=40).subset(torch.tensor([7, 3, 9, 5]))
+    planted = torch.tensor([[1.0], [2.0], [3.0]], dtype=torch.float64)
+    source = PlantedStatisticSource(statistic_source=lambda images, model: _Zeros(), client=data, statistics=planted)
+
+    assert source(data, None).records(data).flatten().tolist() == [1.0, 2.0, 3.0, 0.0]
+    assert source(data, None).records(data.subset(torch.tensor([2, 3, 0]))).flatten().tolist() == [3.0, 0.0, 1.0]
+    assert source(data, None).records(shapes(image_size=16, per_domain=40)).any() == torch.tensor(False)
+
+
+class _Zeros:
+    """The statistic 0 of every image."""
+
+    released_statistic: ReleasedStatistic = MeanStyles()
+
+    def records(self, images: DomainDataset) -> Tensor:
+        return torch.zeros(len(images), 1, dtype=torch.float64)
 
 
 def test_the_images_of_the_mixed_chain_are_of_several_kinds_and_classes():

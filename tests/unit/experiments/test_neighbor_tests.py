@@ -1,19 +1,24 @@
 """Tests of two neighbors on drawn numbers: what is sound passes, and each fault is found by the test for it."""
 
 import math
+from dataclasses import replace
 from typing import cast
 
 import pytest
 import torch
+from scipy.special import ndtri
 from torch import Tensor
 
+from fdgsec.experiments.audit.moved_releases import SURE
 from fdgsec.experiments.audit.neighbor_tests import (
     TESTS,
     Drawn,
     along_a_direction,
     by_a_grid,
+    by_length_of_noise,
     by_size_of_noise,
     by_what_has_no_noise,
+    by_what_is_sent,
     in_every_number,
 )
 from fdgsec.experiments.audit.neighboring_clients import Release
@@ -109,3 +114,57 @@ def test_cut_noise_has_no_tails(most: float, *, found: bool):
     values = torch.cat([noise(256, rng) for _ in range(8)]).clamp(-most, most)
 
     assert bounded(values, values) is found
+
+
+@pytest.mark.parametrize("made", ["cut", "rounded"])
+def test_what_was_made_of_noise_is_compared_by_how_often_it_tells(made: str):
+    """Of numbers that are cut to a public bound or rounded to a coarse grid, none has noise to measure a distance in."""
+    rng = torch.Generator().manual_seed(0)
+    along = torch.full((256,), 1 / 16, dtype=torch.float64)  # of length 1
+
+    def sent(times: float) -> Drawn:
+        values = torch.randn(SURE, 256, generator=rng, dtype=torch.float64) + times * along
+        shown = values.clamp(-1, 1) if made == "cut" else (values / 3).round() * 3
+        none = torch.zeros(256, dtype=torch.bool)
+        return replace(drawn(shown), whole=none)
+
+    one = sent(0.0)
+    assert not any(test(one, sent(1.0)).too_far for test in TESTS)
+    assert by_what_is_sent(one, sent(4.0)).too_far
+    assert not along_a_direction(one, sent(4.0)).too_far
+
+
+def test_how_often_is_counted_against_a_release_that_is_one_of_two():
+    """A bit that is flipped with probability 1 / (1 + e^4) hides as well as noise at 4.2 deviations, and no worse."""
+    rng = torch.Generator().manual_seed(0)
+    flips = torch.rand(SURE, 1, generator=rng, dtype=torch.float64) < 1 / (1 + math.e**4)
+    allowed = -2 * float(ndtri(1 / (1 + math.e**4)))
+    one, other = (replace(drawn((flips ^ bit).double()), allowed=allowed) for bit in (False, True))
+
+    assert not by_what_is_sent(one, other).too_far
+    assert by_what_is_sent(replace(one, allowed=2.0), replace(other, allowed=2.0)).too_far
+
+
+def test_laplace_noise_beside_gaussian_noise_is_compared_in_its_numbers():
+    rng = torch.Generator().manual_seed(0)
+    uniform = torch.rand(DRAWS, 256, generator=rng, dtype=torch.float64) - 0.5
+    same = torch.cat([-uniform.sign() * torch.log1p(-2 * uniform.abs()), noise(256, rng)], 1)
+    moved = torch.cat([torch.full((256,), 4 / 256), torch.full((256,), 1 / 16)]).double()
+
+    def mixed(values: Tensor) -> Drawn:
+        return replace(drawn(values, LAPLACE), uses=(LAPLACE, GAUSSIAN))
+
+    assert not in_every_number(mixed(same), mixed(same + moved)).too_far
+    assert in_every_number(mixed(same), mixed(same + 3 * moved)).too_far
+
+
+@pytest.mark.parametrize(("spread", "found"), [(0.0, True), (0.5, False)])
+def test_the_length_of_noise_counts_where_single_releases_show_it(spread: float, *, found: bool):
+    """Noise over a private number tells it; noise over a noisy number does not, though it is as much larger on average."""
+    rng = torch.Generator().manual_seed(0)
+
+    def of(number: int) -> Drawn:
+        over = number * (spread * torch.randn(SURE, 1, generator=rng, dtype=torch.float64)).exp()
+        return drawn(torch.randn(SURE, 512, generator=rng, dtype=torch.float64) / over)
+
+    assert by_length_of_noise(of(15), of(16)).too_far == found

@@ -1,0 +1,238 @@
+"""Defenses that state a finite epsilon and move further with one image, or one client, than it allows.
+
+Each shows one place in which that was not looked for: behind a release that is cut or rounded, at the edge of the
+clipping region, between whole clients, beside a second kind of noise, between clients with and without an image, and
+in more tensors than one."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from fdgsec.defenses.dp_sgd import DPSGD
+from fdgsec.federation.artifacts import ImageStyles
+from fdgsec.federation.defense import Outgoing, Protected
+from fdgsec.federation.method import Client, Clock, Method
+from fdgsec.federation.public_clip_bounds import Frame, rows_of
+from fdgsec.nn.training.per_sample_gradients import clipped_sum
+from fdgsec.privacy import dp_sgd
+from fdgsec.privacy.accounting import Relation, Use
+from fdgsec.privacy.clipping import Ball, Region, clip_rows, sensitivity_of_mean
+from fdgsec.privacy.dp_sgd import PrivateTrainer, noisy
+from fdgsec.privacy.guarantees import PlannedGuarantee
+from fdgsec.privacy.mechanisms import noise_multiplier
+from fdgsec.runtime.secret_streams import SecretStream
+from tests.support.broken_defenses import StylesFromA32BitSeed
+from tests.support.misstated_noise import MeanStyles, laplace, laplace_use
+
+
+@dataclass(frozen=True, kw_only=True)
+class StylesAboutTheirMedianCut(StylesFromA32BitSeed):
+    """Clips about the client's own median, with noise for a public center, and cuts the release to public bounds of
+    one standard deviation."""
+
+    def _mean(self, outgoing: Outgoing, frame: Frame, rng: SecretStream) -> Protected:
+        assert isinstance(frame.region, Ball)
+        rows = frame.released_statistic.about(outgoing.sender.records, frame.about)
+        rows = (rows - frame.region.center) / frame.region.scale
+        noise, uses = self._calibrated_noise(outgoing, sensitivity_of_mean(frame.region, len(rows)))
+        middle = rows.median(0).values
+        mean = middle + clip_rows(rows - middle, frame.region.bound).mean(0) + noise * rng.normal(rows.shape[1])
+        sent = frame.artifact(self.fitted(mean, noise), like=outgoing.artifact, images=len(rows))
+        return Protected(artifact=sent, uses=uses)
+
+    def fitted(self, mean: Tensor, noise: float) -> Tensor:
+        return mean.clamp(-noise, noise)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StylesAboutTheirMedianRounded(StylesAboutTheirMedianCut):
+    """The same, rounded to a public grid of three standard deviations."""
+
+    def fitted(self, mean: Tensor, noise: float) -> Tensor:
+        return (mean / (3 * noise)).round() * 3 * noise
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientsWithTheNoiseOfAnImage(StylesFromA32BitSeed):
+    """States a guarantee for whole clients, with the sensitivity of one image."""
+
+    @property
+    def promise(self) -> PlannedGuarantee:
+        return PlannedGuarantee(
+            by="private-styles", stage="share", unit="client", relations=frozenset({"replace-one", "zero-out"})
+        )
+
+    def _calibrated_noise(
+        self, outgoing: Outgoing, sensitivity: Mapping[Relation, float]
+    ) -> tuple[float, tuple[Use, ...] | None]:
+        noise, uses = super()._calibrated_noise(outgoing, sensitivity)
+        return noise, tuple(replace(use, unit="client") for use in uses or ())
+
+
+@dataclass(frozen=True, kw_only=True)
+class StylesWithTwoKindsOfNoise(StylesFromA32BitSeed):
+    """Laplace noise for the L2 distance on means, which is too little, and Gaussian noise on second moments."""
+
+    def _mean(self, outgoing: Outgoing, frame: Frame, rng: SecretStream) -> Protected:
+        assert isinstance(frame.region, Ball)
+        rows = frame.coordinates(outgoing.sender.records)
+        distance, half, epsilon = 2 * frame.region.bound / len(rows), rows.shape[1] // 2, self.epsilon / 2
+        size = noise_multiplier(epsilon, self.delta) * distance
+        noise = torch.cat([laplace(half, distance / epsilon, rng), size * rng.normal(rows.shape[1] - half)])
+        sensitivity: Mapping[Relation, float] = {"replace-one": distance, "zero-out": distance / 2}
+        uses = (laplace_use(distance, epsilon), Use(mechanism="gaussian", noise=size, sensitivity=sensitivity))
+        sent = frame.artifact(rows.mean(0) + noise, like=outgoing.artifact, images=len(rows))
+        return Protected(artifact=sent, uses=uses)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StylesClippedAtTheirMedianLength(StylesFromA32BitSeed):
+    """Clips at the median length of the client's own rows, with noise for the public bound: between clients with half
+    of their rows at the center and half at the bound, one decides whether anything is left."""
+
+    def _mean(self, outgoing: Outgoing, frame: Frame, rng: SecretStream) -> Protected:
+        assert isinstance(frame.region, Ball)
+        rows = frame.coordinates(outgoing.sender.records)
+        noise, uses = self._calibrated_noise(outgoing, sensitivity_of_mean(frame.region, len(rows)))
+        own = float(rows.norm(dim=1).median())
+        mean = clip_rows(rows, min(own, frame.region.bound)).mean(0) + noise * rng.normal(rows.shape[1])
+        return Protected(artifact=frame.artifact(mean, like=outgoing.artifact, images=len(rows)), uses=uses)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StylesOfTheMiddleHalf(MeanStyles):
+    """A trimmed mean with the noise of a mean: one image moves it twice as far."""
+
+    def _mean(self, outgoing: Outgoing, frame: Frame, rng: SecretStream) -> Protected:
+        rows = frame.coordinates(outgoing.sender.records)
+        noise, uses = self._calibrated_noise(outgoing, sensitivity_of_mean(frame.region, len(rows)))
+        cut = len(rows) // 4
+        mean = self.made(rows.sort(0).values[cut : len(rows) - cut].mean(0), noise, rng)
+        return Protected(artifact=frame.artifact(mean, like=outgoing.artifact, images=len(rows)), uses=uses)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StylesWhoseNoiseTellsTheirNumber(StylesFromA32BitSeed):
+    """States that an image less is a neighbor, with noise for one over the number of images."""
+
+    def _sum_and_count(self, outgoing: Outgoing, frame: Frame, rng: SecretStream) -> Protected:
+        assert isinstance(frame.region, Ball)
+        rows = frame.coordinates(outgoing.sender.records)
+        noise, uses = self._calibrated_noise(outgoing, {"add-remove": 2 * frame.region.bound / len(rows)})
+        mean = rows.mean(0) + noise * rng.normal(rows.shape[1])
+        return Protected(artifact=frame.artifact(mean, like=outgoing.artifact, images=len(rows)), uses=uses)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StylesWithLogarithms(StylesFromA32BitSeed):
+    """Sound: Gaussian noise on clipped means and logarithms of stds; what is sent has other second moments."""
+
+    def _mean(self, outgoing: Outgoing, frame: Frame, rng: SecretStream) -> Protected:
+        means, squares = outgoing.sender.records.chunk(2, dim=1)
+        rows = clip_rows(torch.cat([means, (squares - means**2).clamp_min(1e-6).sqrt().log()], 1), 4.0)
+        distance = 8.0 / len(rows)
+        size = noise_multiplier(self.epsilon, self.delta) * distance
+        mean, logarithm = (rows.mean(0) + size * rng.normal(rows.shape[1])).chunk(2)
+        std = logarithm.exp()
+        about = frame.released_statistic.about(torch.cat([mean, mean**2 + std**2]), frame.about)
+        sent = frame.artifact(frame.region.inside(about), like=outgoing.artifact, images=len(rows))
+        sensitivity: Mapping[Relation, float] = {"replace-one": distance, "zero-out": distance / 2}
+        return Protected(artifact=sent, uses=(Use(mechanism="gaussian", noise=size, sensitivity=sensitivity),))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StylesRoundedCoarsely(MeanStyles):
+    """Sound: the mean with noise, rounded to a public grid of three standard deviations."""
+
+    def made(self, mean: Tensor, noise: float, rng: SecretStream) -> Tensor:
+        return (super().made(mean, noise, rng) / (3 * noise)).round() * 3 * noise
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TensorByTensor(PrivateTrainer):
+    """Clips each tensor's gradient by itself at the bound that is stated for all of them together."""
+
+    def __call__(self, *given: object, **named: object) -> None:
+        def each(rows: Sequence[Tensor], bound: float) -> list[Tensor]:
+            return [clipped_sum([one], bound)[0] for one in rows]
+
+        with patch.object(dp_sgd, "clipped_sum", each):
+            super().__call__(*given, **named)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OnMatrices(PrivateTrainer):
+    """Adds noise to matrices, and none to vectors."""
+
+    def __call__(self, *given: object, **named: object) -> None:
+        def some(total: Tensor, noise: float, secret: SecretStream) -> Tensor:
+            return noisy(total, noise if total.ndim > 1 else 0.0, secret)
+
+        with patch.object(dp_sgd, "noisy", some):
+            super().__call__(*given, **named)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OneNoiseForAll(PrivateTrainer):
+    """Draws the same noise for every tensor of a call."""
+
+    def __call__(self, *given: object, **named: object) -> None:
+        seed = int(float(torch.as_tensor(self.secret.uniform(1))[0]) * 2**62)
+
+        def same(total: Tensor, noise: float, secret: SecretStream) -> Tensor:
+            rng = torch.Generator().manual_seed(seed)
+            return (total.double() + noise * torch.randn(total.numel(), generator=rng).view_as(total)).to(total)
+
+        with patch.object(dp_sgd, "noisy", same):
+            super().__call__(*given, **named)  # type: ignore[arg-type]
+
+
+def training(kind: type[PrivateTrainer], defense: DPSGD, sound: PrivateTrainer) -> PrivateTrainer:
+    """The trainer of a kind with the numbers of the sound one."""
+    return kind(
+        noise_multiplier=defense.noise_multiplier, max_grad_norm=defense.max_grad_norm, secret=sound.secret,
+        method=sound.method, max_physical_batch=sound.max_physical_batch,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPSGDTensorByTensor(DPSGD):
+    """Trains with TensorByTensor."""
+
+    def trainer(self, client: Client, method: Method, clock: Clock, rng: SecretStream) -> PrivateTrainer:
+        return training(TensorByTensor, self, super().trainer(client, method, clock, rng))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPSGDOnMatrices(DPSGD):
+    """Trains with OnMatrices."""
+
+    def trainer(self, client: Client, method: Method, clock: Clock, rng: SecretStream) -> PrivateTrainer:
+        return training(OnMatrices, self, super().trainer(client, method, clock, rng))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPSGDWithOneNoiseForAll(DPSGD):
+    """Trains with OneNoiseForAll."""
+
+    def trainer(self, client: Client, method: Method, clock: Clock, rng: SecretStream) -> PrivateTrainer:
+        return training(OneNoiseForAll, self, super().trainer(client, method, clock, rng))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StylesSampled(StylesFromA32BitSeed):
+    """Sound: rows of single images with noise, each of which is sent by a secret coin, for which nothing is claimed."""
+
+    def _rows(
+        self, outgoing: Outgoing, region: Region, sensitivity: Mapping[Relation, float], rng: SecretStream
+    ) -> Protected:
+        noise, uses = self._calibrated_noise(outgoing, sensitivity)
+        rows = region.inside(rows_of(outgoing.artifact))
+        kept = torch.as_tensor(rng.uniform(len(rows))) < 0.75
+        kept[0] = True
+        sent = region.values(rows + noise * rng.normal(*rows.shape))[kept]
+        mean, std = sent.float().chunk(2, dim=1)
+        return Protected(artifact=ImageStyles(mean=mean, std=std.clamp_min(0)), uses=uses)
