@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +38,8 @@ STEPS = 20
 MOVED = 100_000_000
 """The network is moved as often as it would be trained, but at most STEPS times, and no more often than gives so many
 numbers in all; twice at least. Methods average over steps, divide by their number, or do something in every fifth."""
+KEPT = 300_000
+"""Numbers of a network up to which its random gradients are kept for the next preparation."""
 ANSWERED = 4
 """Replacements under which losses and gradients are compared too, which costs passes of the network."""
 TOLERANCE = 1e-5
@@ -99,7 +102,7 @@ class _Witness:
         steps = min(private_steps(len(Versions.of(data)), plan), most)
         for step in range(1, most + 1 if optimizer is not None else steps + 1):
             if optimizer is not None:  # of all images of a client there are more steps than of these
-                _step(optimizer, names, stream(0, "world", "record preparation", "gradients", number, step), moved)
+                _step(optimizer, names, (number, step), moved)
             if step > steps:
                 continue
             with torch.no_grad():
@@ -154,18 +157,29 @@ def _described(value: object) -> object:
 
 
 def _step(
-    optimizer: torch.optim.Optimizer, names: Mapping[int, str], rng: torch.Generator, moved: dict[str, Tensor]
+    optimizer: torch.optim.Optimizer, names: Mapping[int, str], step: tuple[int, int], moved: dict[str, Tensor]
 ) -> None:
-    """Have an optimizer take a step under random gradients, and add to `moved` by how much each parameter moves."""
+    """Have an optimizer take the step of a call under random gradients, and add to `moved` by how much each parameter
+    moves."""
     trained = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
     before = [one.detach().clone() for one in trained]
-    for one in trained:
-        one.grad = GRADIENT * torch.randn(one.shape, generator=rng).to(one)
+    drawn = _kept_gradients if sum(one.numel() for one in trained) <= KEPT else _gradients
+    for one, gradient in zip(trained, drawn(tuple(one.shape for one in trained), step), strict=True):
+        one.grad = gradient.to(one, copy=True)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     for place, (one, old) in enumerate(zip(trained, before, strict=True)):
         name = f"{place} {names.get(id(one), 'another')}"
         moved[name] = moved.get(name, torch.zeros_like(old)) + one.detach() - old
+
+
+def _gradients(shapes: tuple[torch.Size, ...], step: tuple[int, int]) -> Sequence[Tensor]:
+    """Random gradients of these shapes for the step of a call, whatever its images are."""
+    rng = stream(0, "world", "record preparation", "gradients", *step)
+    return [GRADIENT * torch.randn(shape, generator=rng) for shape in shapes]
+
+
+_kept_gradients = lru_cache(maxsize=2 * STEPS)(_gradients)
 
 
 def check_preparation(method: Method, client: Client, *, model: GlobalModel, inbox: Inbox, clock: Clock) -> None:
@@ -301,14 +315,14 @@ def _same_movement(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> bool
 
 
 def _same_state(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> bool:
-    return one.keys() == two.keys() and all(
-        value.shape == two[name].shape and _nearly_equal(value.double(), two[name].double())
-        for name, value in one.items()
-    )
+    return one.keys() == two.keys() and all(_nearly_equal(value, two[name]) for name, value in one.items())
 
 
 def _nearly_equal(one: Tensor, two: Tensor) -> bool:
     """Whether two tensors are the same up to rounding, by the length of their difference; NaN beside NaN."""
+    if one.shape != two.shape or torch.equal(one, two):  # most are equal to the bit
+        return one.shape == two.shape
+    one, two = one.double(), two.double()
     if not torch.equal(one.isfinite(), two.isfinite()):
         return False
     known = one.isfinite()
