@@ -22,7 +22,8 @@ which are linked to clean ones, or on "both", with independent draws. Distances 
 * `columns that come again` (the same): the sum of absolute differences over all coordinates, weighted by how nearly
   their values, sorted, are those of the other release (fdgsec.attacks.linkage.recurring_columns). The nearest are those
   that were sent without noise or with little, be they rounded, codes that several clients share, in another unit or
-  with the opposite sign. Who belongs to whom is not used."""
+  with the opposite sign. Who belongs to whom is not used.
+* Others that compare what stays of a client where no number does (fdgsec.attacks.linkage.invariant_features)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -31,7 +32,12 @@ import torch
 from torch import Tensor
 
 from fdgsec.attacks.linkage.client_populations import Population, euclidean_distances, rankings
-from fdgsec.attacks.linkage.invariant_features import differences_of_columns, invariant_features
+from fdgsec.attacks.linkage.invariant_features import (
+    differences_of_columns,
+    invariant_features,
+    nearest_numbers,
+    without_strongest_directions,
+)
 from fdgsec.attacks.linkage.noise_linkage import between_client_sd
 from fdgsec.attacks.linkage.pair_likelihood_ratio import PairedReleases
 from fdgsec.attacks.linkage.recurring_columns import recurring_distances
@@ -72,6 +78,8 @@ def link_releases(population: Population, ring: torch.Generator | None = None) -
         again = recurring_distances(own, whole, others)
         if again is not None:
             distances["columns that come again"] = again
+        place = {n: row for row, n in enumerate(everyone)}
+        distances["nearest numbers"] = nearest_numbers(whole, others)[[place[n] for n in seen]]
         for name, features in _invariant(numbers, everyone, second).items():
             distances[name] = euclidean_distances(features, seen, second)
     answers: list[Answer] = []
@@ -172,7 +180,10 @@ def _invariant(
         name: _standardized_apart(named(*features), [first, second])
         for name, features in invariant_features(*stacked(numbers)).items()
     }
-    return {"differences of columns": named(*differences), **found}
+    return {
+        "differences of columns": named(*differences),
+        "without the strongest directions": named(*without_strongest_directions(*stacked(numbers))), **found,
+    }  # fmt: skip
 
 
 def _equal_numbers(first: Tensor, second: Tensor) -> Tensor:

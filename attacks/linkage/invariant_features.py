@@ -1,7 +1,8 @@
 """Features of clients' vectors that stay the same where no number of the vectors does.
 
-A second release may have fresh noise that pairs of columns share, channels in an order of each client's own,
-coordinates of its own, or fresh images, so that only their number is the same. Who belongs to whom is not used:
+A second release may have fresh noise that pairs of columns share, noise in a few directions, noise on most numbers of
+a vector, others each time, channels in an order of each client's own, coordinates of its own, or fresh images, so that
+only their number is the same. Who belongs to whom is not used:
 exchanging clients within a release exchanges their features and changes none, so that permutation tests stay valid."""
 
 import torch
@@ -18,6 +19,8 @@ EXACT = 1000
 the time."""
 CLOSEST = 1e-12
 """Smallest 1 - |r| of two columns that are not one column: below it their difference is rounding."""
+TAKEN_OUT = (1, 2, 3, 5, 7, 10, 15, 20, 30, 40, 60, 80, 120)
+"""Numbers of directions that are taken out."""
 DECIMALS = 9
 """Decimals of a feature: what is the same for all clients up to rounding is the same."""
 
@@ -50,6 +53,65 @@ def differences_of_columns(first: Tensor, second: Tensor) -> tuple[Tensor, Tenso
     kept = left > CLOSEST
     one, other = ((part - r.sign() * part[:, partner])[:, kept] / left[kept] for part in (first, second))
     return one, other
+
+
+def without_strongest_directions(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Both releases (N, D) and (M, D) without the directions in which vectors vary most: (N, k) and (M, k).
+
+    Noise in a few fixed directions, however strong, is not in the others. Columns are centered in each release, and
+    scaled in both together: else a direction is not the same one in both. Of TAKEN_OUT, up to half of all directions,
+    so many are taken out that the nearest vectors of the other release are clearest: by the mean part by which the
+    second nearest is farther off."""
+    rows = torch.cat([part - part.mean(0) for part in (first, second)])
+    size = rows.square().mean(0).sqrt()
+    rows = rows[:, size > 0] / size[size > 0]
+    directions, sizes, _ = torch.linalg.svd(rows, full_matrices=False)
+    one, other = (directions * sizes).split([len(first), len(second)])
+    some = one[:: max(1, len(one) // BLOCK)]
+    counts = [count for count in TAKEN_OUT if 2 * count <= len(sizes)]
+    best = max(counts, key=lambda count: _clearness(some[:, count:], other[:, count:]), default=0)
+    return one[:, best:], other[:, best:]
+
+
+def _clearness(first: Tensor, second: Tensor) -> float:
+    """By which part of its distance the second nearest of `second` (M, k) is farther than the nearest one, on average
+    over `first` (N, k)."""
+    if len(second) < 2:
+        return 0.0
+    nearest = torch.cdist(first, second, compute_mode="donot_use_mm_for_euclid_dist").topk(2, largest=False).values
+    return float((1 - nearest[:, 0] / nearest[:, 1].clamp_min(torch.finfo(nearest.dtype).tiny)).mean())
+
+
+def nearest_numbers(first: Tensor, second: Tensor) -> Tensor:
+    """Minus the number of columns in which the numbers of two vectors are each other's nearest: (N, M).
+
+    Where most numbers of a vector are others each time, those that are not still lie beside each other, however far
+    off the others are. Numbers that several vectors of a release have, and those between two that are equally near,
+    tell nobody apart."""
+    found = torch.zeros(len(first), len(second), dtype=torch.float64)
+    for ones, others in zip(first.T.contiguous(), second.T.contiguous(), strict=True):
+        there, back = _nearest(ones, others), _nearest(others, ones)
+        mine = (there >= 0).nonzero().flatten()
+        mutual = mine[back[there[mine]] == mine]
+        found[mutual, there[mutual]] -= 1
+    return found
+
+
+def _nearest(values: Tensor, among: Tensor) -> Tensor:
+    """The place among others (M,) of the one that is nearest to each of the values (N,); -1 where several are, or
+    several values are the same."""
+    ordered, order = among.sort()
+    place = torch.searchsorted(ordered, values)
+    sides = torch.stack([place - 1, place]).clamp(0, len(ordered) - 1)
+    apart = (ordered[sides] - values).abs()
+    side = apart.argmin(0, keepdim=True)
+    nearest, distance = sides.gather(0, side)[0], apart.gather(0, side)[0]
+    alone = (apart[0] != apart[1]) | (sides[0] == sides[1])
+    for step in (-1, 1):  # an equal one on either side in the order
+        beside = (nearest + step).clamp(0, len(ordered) - 1)
+        alone &= (beside == nearest) | ((ordered[beside] - values).abs() != distance)
+    _, which, counts = torch.unique(values, return_inverse=True, return_counts=True)
+    return torch.where(alone & (counts[which] == 1), order[nearest], torch.full_like(nearest, -1))
 
 
 def _most_correlated(rows: Tensor, start: int) -> tuple[Tensor, Tensor]:

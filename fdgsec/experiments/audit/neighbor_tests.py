@@ -30,7 +30,9 @@ from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.privacy.accounting import Relation, Use
 
 FACTOR = 1.15
-"""By which a distance must exceed what a cost allows: the size of the noise is estimated, too."""
+"""By which a distance must exceed what a cost allows, beside its error."""
+KURTOSIS = 3.0
+"""Of Gaussian noise, whose deviation n draws give up to a part of sqrt((KURTOSIS - 1) / 4n); of Laplace noise twice."""
 SAMPLED = 1.5
 """The same of a record that is in a secret sample: the cost of the mean is an approximation there."""
 DEVIATIONS = 4.0
@@ -146,11 +148,25 @@ def along_a_direction(first: Drawn, second: Drawn) -> Apart:
         return NOT_APART
     ones, others = found
     apart = (ones - others) / _size(ones, others)
-    distance, error = float(apart.mean()), float(apart.std()) / math.sqrt(len(apart))
+    distance = float(apart.mean())
     return Apart(
-        times=distance / first.allowed, too_far=distance - DEVIATIONS * error > first.most,
+        times=distance / first.allowed, too_far=distance - DEVIATIONS * _error(apart, KURTOSIS) > first.most,
         words=f"by {distance:.1f} standard deviations of its noise; {first.allowed:.1f} are allowed",
     )  # fmt: skip
+
+
+def _error(apart: Tensor, kurtosis: float, *, units: float = 1.0) -> float:
+    """The standard error of the mean of distances (runs,), which are in units of a deviation of as many draws, or of so
+    many such units.
+
+    Noise that both clients have in common cancels in their difference, and not in its unit."""
+    mean, count = float(apart.mean()), len(apart)
+    return math.hypot(float(apart.std()), mean * math.sqrt((kurtosis - 1) / (4 * units))) / math.sqrt(count)
+
+
+def _standard(draws: Tensor) -> Tensor:
+    """Draws (runs, D) of numbers of which none was cut, standardized."""
+    return standardized(draws, torch.ones_like(draws, dtype=torch.bool))
 
 
 def by_what_is_sent(first: Drawn, second: Drawn) -> Apart:
@@ -259,9 +275,9 @@ def by_length_of_noise(first: Drawn, second: Drawn) -> Apart:
     )
     size = _size(ones, others)
     apart = (ones - others) / size if size else torch.zeros_like(ones)
-    distance, error = abs(float(apart.mean())), float(apart.std()) / math.sqrt(len(apart))
+    distance = abs(float(apart.mean()))
     return Apart(
-        times=distance / first.allowed, too_far=distance - DEVIATIONS * error > first.most,
+        times=distance / first.allowed, too_far=distance - DEVIATIONS * _error(apart, KURTOSIS) > first.most,
         words=f"by {distance:.1f} standard deviations of the length of its noise; {first.allowed:.1f} are allowed",
     )  # fmt: skip
 
@@ -274,9 +290,7 @@ def sizes_apart(one: Tensor, other: Tensor) -> tuple[float, float]:
     if not bool(both.any()):
         return 0.0, 0.0
     one, other = one[:, both], other[:, both]
-    counted = min(
-        independent_numbers(standardized(each, torch.ones_like(each, dtype=torch.bool))) for each in (one, other)
-    )
+    counted = min(independent_numbers(_standard(each)) for each in (one, other))
     ratio = float((one.var(0) / other.var(0)).log().mean())
     return (ratio, ratio / math.sqrt(4 / ((len(one) - 1) * counted))) if counted >= 1 else (0.0, 0.0)
 
@@ -301,7 +315,8 @@ def in_every_number(first: Drawn, second: Drawn) -> Apart:
     allowed = sum(use.count * _replaced(use.sensitivity) / use.noise for use in paid)
     sign = (one[:half] - other[:half]).mean(0)[counted].sign()
     apart = ((one[half:] - other[half:])[:, counted] / scale[counted]) @ sign
-    epsilon, error = float(apart.mean()), float(apart.std()) / math.sqrt(len(apart))
+    epsilon, independent = float(apart.mean()), independent_numbers(_standard(one[:, counted]))
+    error = _error(apart, 2 * KURTOSIS, units=max(1.0, independent))
     return Apart(
         times=epsilon / allowed, too_far=epsilon - DEVIATIONS * error > FACTOR * allowed,
         words=f"by an epsilon of {epsilon:.1f} of its Laplace noise; {allowed:.1f} are allowed",

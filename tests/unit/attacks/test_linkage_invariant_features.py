@@ -12,7 +12,9 @@ from fdgsec.attacks.linkage.invariant_features import (
     differences_of_columns,
     distances_to_others,
     invariant_features,
+    nearest_numbers,
     size_of_deviation,
+    without_strongest_directions,
 )
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.random_streams import stream
@@ -21,7 +23,10 @@ from fdgsec.threats.judging.judge import Judge
 from tests.support.client_vectors import alone, pairs
 
 Rows = npt.NDArray[np.float64]
-NEW = ("differences of columns", "sorted numbers", "distances to others", "size of deviation")
+NEW = (
+    "differences of columns", "without the strongest directions", "nearest numbers", "sorted numbers",
+    "distances to others", "size of deviation",
+)  # fmt: skip
 
 
 def linked(first: Rows, second: Rows) -> Mapping[str, Measurement]:
@@ -67,6 +72,29 @@ def rotated(draws: np.random.Generator) -> tuple[Rows, Rows]:
     return client, other
 
 
+def in_a_few_directions(draws: np.random.Generator) -> tuple[Rows, Rows]:
+    """Noise of 30 standard deviations in 20 directions, the same for all clients, and none in the other 108."""
+    client, directions = styles(draws), draws.normal(size=(20, 128))
+    first, second = (client + 30 * draws.normal(size=(40, 20)) @ directions for _ in range(2))
+    least = min(first[:, 64:].min(), second[:, 64:].min())
+    first[:, 64:] -= least
+    second[:, 64:] -= least
+    return first, second
+
+
+def on_most_numbers(draws: np.random.Generator) -> tuple[Rows, Rows]:
+    """Of each vector 60% of the numbers, others each time, are noise of 50 standard deviations."""
+    client = styles(draws)
+    first, second = (
+        np.where(draws.random(client.shape) < 0.6, 50 * draws.normal(size=client.shape), client)
+        + 0.02 * draws.normal(size=client.shape)
+        for _ in range(2)
+    )
+    first[:, 64:] += 300
+    second[:, 64:] += 300
+    return first, second
+
+
 def fresh_images(draws: np.random.Generator, images: tuple[int, int], noise: float, channels: int) -> tuple[Rows, Rows]:
     """Means and stds of fresh images of one distribution, as many as the client has, with noise of `noise` over that.
 
@@ -88,6 +116,7 @@ def fresh_images(draws: np.random.Generator, images: tuple[int, int], noise: flo
 @pytest.mark.parametrize(
     ("sent", "distance", "least"),
     [("shared noise", "differences of columns", 0.97), ("shared noise on a few", "differences of columns", 0.7),
+     ("a few directions", "without the strongest directions", 0.97), ("most numbers", "nearest numbers", 0.8),
      ("channels in own orders", "sorted numbers", 0.97), ("rotated", "distances to others", 0.97),
      ("20 to 400 images and noise", "size of deviation", 0.3), ("10 to 1000 images", "size of deviation", 0.3)],
 )  # fmt: skip
@@ -98,6 +127,8 @@ def test_clients_are_linked_where_no_number_comes_again(sent: str, distance: str
     first, second = {
         "shared noise": lambda: under_shared_noise(draws, 64),
         "shared noise on a few": lambda: under_shared_noise(draws, 6),
+        "a few directions": lambda: in_a_few_directions(draws),
+        "most numbers": lambda: on_most_numbers(draws),
         "channels in own orders": lambda: in_own_orders(draws),
         "rotated": lambda: rotated(draws),
         "20 to 400 images and noise": lambda: fresh_images(draws, (20, 400), 100.0, 256),
@@ -143,6 +174,25 @@ def test_a_column_that_comes_twice_in_a_vector_has_no_difference():
     assert bool(found.isfinite().all())
 
 
+def test_nearest_numbers_are_those_that_are_each_other_s():
+    first = torch.tensor([[0.0], [1.0], [5.0], [7.0], [7.0], [20.0]])
+    second = torch.tensor([[0.9], [5.2], [4.9], [7.0], [19.0], [21.0]])
+
+    found = -nearest_numbers(first, second)
+
+    assert found.nonzero().tolist() == [[1, 0], [2, 2]]  # 7 comes twice, and 20 lies between two
+
+
+def test_noise_in_fixed_directions_is_taken_out_and_little_else():
+    draws = np.random.default_rng(9)
+    first, second = (torch.from_numpy(part) for part in in_a_few_directions(draws))
+
+    one, other = without_strongest_directions(first, second)
+
+    assert one.shape == other.shape == (40, 60)  # of 80 vectors there are as many directions
+    assert float(torch.cdist(one, other).argmin(1).eq(torch.arange(40)).double().mean()) == 1
+
+
 def test_a_turned_and_scaled_release_keeps_its_distances():
     draws = np.random.default_rng(4)
     rows = draws.standard_cauchy((600, 5))
@@ -172,7 +222,7 @@ def test_exchanged_clients_exchange_features_and_nothing_else():
     found = invariant_features(first, second)
     exchanged = invariant_features(first[order], second[other])
 
-    assert set(found) == set(NEW[1:])
+    assert set(found) == set(NEW[3:])
     for name, (one, again) in found.items():
         torch.testing.assert_close(exchanged[name], (one[order], again[other]), rtol=0, atol=2e-9)
 
@@ -189,7 +239,7 @@ def test_vectors_without_a_difference_are_equally_far(first: Rows):
         if not isinstance(answer, Ranking):
             continue
         assert bool(answer.distances.isfinite().all())
-        if len(first) < 6 and answer.slice["distance"] in NEW[2:]:
+        if len(first) < 6 and answer.slice["distance"] in NEW[4:]:
             assert answer.distances.unique().numel() == 1
 
 
@@ -239,4 +289,4 @@ def test_vectors_of_nobody_are_flagged_no_more_often_than_stated(kind: str):
         for name in NEW:
             flagged[name] += rows[name].leaks
 
-    assert max(flagged.values()) <= 6  # 2.5% of 60, and a tail of .4% of each of four
+    assert max(flagged.values()) <= 6  # 2.5% of 60, and a tail of .4% of each of six
