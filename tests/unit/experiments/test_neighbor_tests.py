@@ -59,6 +59,21 @@ def test_neighbors_that_are_moved_by_what_is_allowed_pass(count: int, shared: fl
         assert not bounded(one.values, one.sent)
 
 
+@pytest.mark.parametrize("runs", [DRAWS, SURE])
+@pytest.mark.parametrize("count", [1, 2, 6, 64])
+def test_neighbors_with_the_same_noise_that_are_moved_by_what_is_allowed_pass(count: int, runs: int):
+    """Noise in common cancels in the difference, which is exact then, and not in the deviation that it is divided by."""
+    rng = torch.Generator().manual_seed(count)
+    for _ in range(20 if runs == DRAWS else 5):
+        same = torch.randn(runs, count, generator=rng, dtype=torch.float64)
+        uniform = torch.rand(runs, count, generator=rng, dtype=torch.float64) - 0.5
+        pointed = -uniform.sign() * torch.log1p(-2 * uniform.abs())
+        moved = torch.full((count,), 1.0, dtype=torch.float64) / math.sqrt(count)
+
+        assert not any(test(drawn(same), drawn(same + moved)).too_far for test in TESTS)
+        assert not in_every_number(drawn(pointed, LAPLACE), drawn(pointed + 4 / count, LAPLACE)).too_far
+
+
 def test_neighbors_with_the_same_noise_are_compared_without_it():
     rng = torch.Generator().manual_seed(0)
     same, moved = noise(512, rng), torch.zeros(512, dtype=torch.float64)
