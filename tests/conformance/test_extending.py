@@ -114,6 +114,7 @@ def ran(command: Sequence[str], folder: Path, environment: dict[str, str]) -> st
     return done.stdout
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_page_installs_in_a_fresh_environment_and_its_commands_run(tmp_path: Path):
     python = borrowing(tmp_path / "venv")

@@ -21,6 +21,7 @@ from fdgsec.experiments.audit.neighbor_tests import REMOVED, SCREENED_BY, TESTS,
 from fdgsec.experiments.audit.neighboring_clients import Release, Site, shared_releases
 from fdgsec.experiments.audit.planted_statistics import chains_of_statistics, is_pooled
 from fdgsec.federation.defense_stack import DefenseStack
+from fdgsec.runtime.errors import UsageError
 
 SCREENED = 8
 """Draws of every client, which show the neighbors that lie furthest apart."""
@@ -120,10 +121,17 @@ def _chains(site: Site, defense_stack: DefenseStack) -> Iterator[Iterable[Sequen
 
 
 def _one_image_less(site: Site, defense_stack: DefenseStack) -> Mapping[tuple[str, int], Sequence[Pair]]:
-    """The client and the same without one image, and so for a few of its images, where that is a neighbor."""
+    """The client and the same without one image, and so for a few of its images, where that is a neighbor.
+
+    A method that needs more images than a few is compared with all of them alone."""
     data, found = site.client.data, dict[tuple[str, int], list[Pair]]()
-    for count in {len(data), min(FEW, len(data))}:
-        kept = (_shared(site, data.subset(torch.arange(first, count))) for first in (0, 1))
+    for count in dict.fromkeys((len(data), min(FEW, len(data)))):
+        if count < 2 or not (count == len(data) or found):
+            continue
+        try:
+            kept = [_shared(site, data.subset(torch.arange(first, count))) for first in (0, 1)]
+        except UsageError:
+            continue
         for one, other in zip(*kept, strict=True):
             uses = one.sent(defense_stack)[1]
             if uses and any("add-remove" in use.sensitivity for use in uses):

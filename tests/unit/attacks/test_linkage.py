@@ -321,6 +321,7 @@ def test_a_population_in_which_somebody_sent_no_row_says_so():
     assert "no row" in str(row.unavailable)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_random_releases_raise_a_false_alarm_in_at_most_ten_of_a_hundred_repeats():
     alarms: dict[str, int] = {}

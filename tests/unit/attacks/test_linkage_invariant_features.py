@@ -281,6 +281,7 @@ def independent(kind: str, draws: np.random.Generator) -> tuple[Rows, Rows]:
 
 
 @pytest.mark.parametrize("kind", ["normal", "t", "factors", "unequal sizes", "constant columns", "four clients"])
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_vectors_of_nobody_are_flagged_no_more_often_than_stated(kind: str):
     draws, flagged = np.random.default_rng(0), dict.fromkeys(NEW, 0)

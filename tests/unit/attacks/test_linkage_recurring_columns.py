@@ -150,6 +150,7 @@ def independent(kind: str, draws: np.random.Generator) -> tuple[Rows, Rows]:
 
 
 @pytest.mark.parametrize("kind", ["normal", "binary", "codes", "Cauchy", "constant and sparse", "permuted"])
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_vectors_of_nobody_are_flagged_no_more_often_than_stated(kind: str):
     draws, flagged = np.random.default_rng(0), 0

@@ -158,7 +158,7 @@ def test_numbers_that_are_not_clipped_end_with_1(broken: str, tmp_path: Path, mo
     "broken", ["StylesWithMeansClippedAlone", "StylesWithOneNumberUnclipped", "StylesClippedNumberByNumber"]
 )
 @pytest.mark.parametrize("target", ["ccst-overall", "ccst-single"])
-@pytest.mark.parametrize("epsilon", [0.5, 8.0])
+@pytest.mark.parametrize("epsilon", [pytest.param(0.5, marks=pytest.mark.nightly), 8.0])
 def test_a_clip_of_some_numbers_or_of_each_by_itself_ends_with_1(
     target: str, broken: str, epsilon: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

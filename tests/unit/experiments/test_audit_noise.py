@@ -230,6 +230,7 @@ def test_a_seed_of_32_bits_is_found_among_2_to_the_18_releases(tmp_path: Path, m
     assert (found["code"], found["repeated_noise"], found["exceeded"]) == (1, True, False)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize(("broken", "target", "defense", "options", "fault"), FAULTS)
 def test_a_planted_fault_is_found_every_time(
