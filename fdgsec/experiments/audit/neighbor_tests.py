@@ -31,10 +31,10 @@ from fdgsec.privacy.accounting import Relation, Use
 
 FACTOR = 1.15
 """By which a distance must exceed what a cost allows, beside its error."""
-KURTOSIS = 3.0
-"""Of Gaussian noise, whose deviation n draws give up to a part of sqrt((KURTOSIS - 1) / 4n); of Laplace noise twice."""
 SAMPLED = 1.5
 """The same of a record that is in a secret sample: the cost of the mean is an approximation there."""
+KURTOSIS = {"gaussian": 3.0, "laplace": 6.0}
+"""Of noise, whose deviation n draws give up to a part of sqrt((kurtosis - 1) / 4n)."""
 DEVIATIONS = 4.0
 SIZE_DEVIATIONS = 8.0
 """Standard deviations by which the mean logarithm of two variances' ratio may miss 0."""
@@ -74,7 +74,17 @@ class Drawn:
     @property
     def most(self) -> float:
         """The distance beyond which there is a fault."""
-        return (FACTOR if all(use.sampling_rate == 1 for use in self.uses) else SAMPLED) * self.allowed
+        return (SAMPLED if self.sampled else FACTOR) * self.allowed
+
+    @property
+    def sampled(self) -> bool:
+        """Whether records are in a secret sample."""
+        return any(use.sampling_rate != 1 for use in self.uses)
+
+    @property
+    def kurtosis(self) -> float:
+        """The largest kurtosis of the noise that is paid for."""
+        return max(KURTOSIS[use.mechanism] for use in self.uses)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +160,7 @@ def along_a_direction(first: Drawn, second: Drawn) -> Apart:
     apart = (ones - others) / _size(ones, others)
     distance = float(apart.mean())
     return Apart(
-        times=distance / first.allowed, too_far=distance - DEVIATIONS * _error(apart, KURTOSIS) > first.most,
+        times=distance / first.allowed, too_far=distance - DEVIATIONS * _error(apart, first.kurtosis) > first.most,
         words=f"by {distance:.1f} standard deviations of its noise; {first.allowed:.1f} are allowed",
     )  # fmt: skip
 
@@ -183,7 +193,8 @@ def by_what_is_sent(first: Drawn, second: Drawn) -> Apart:
     least = _least_share(hits, count), _least_share(count - alarms, count)
     shown = float(ndtri(least[0]) + ndtri(least[1]))
     return Apart(
-        times=float(ones.mean() - others.mean()) / _size(ones, others) / first.allowed, too_far=shown > first.allowed,
+        times=float(ones.mean() - others.mean()) / _size(ones, others) / first.allowed,
+        too_far=shown > (first.most if first.sampled else first.allowed),
         words=f"as often as {shown:.1f} standard deviations of Gaussian noise tell; {first.allowed:.1f} are allowed",
     )  # fmt: skip
 
@@ -277,7 +288,7 @@ def by_length_of_noise(first: Drawn, second: Drawn) -> Apart:
     apart = (ones - others) / size if size else torch.zeros_like(ones)
     distance = abs(float(apart.mean()))
     return Apart(
-        times=distance / first.allowed, too_far=distance - DEVIATIONS * _error(apart, KURTOSIS) > first.most,
+        times=distance / first.allowed, too_far=distance - DEVIATIONS * _error(apart, first.kurtosis) > first.most,
         words=f"by {distance:.1f} standard deviations of the length of its noise; {first.allowed:.1f} are allowed",
     )  # fmt: skip
 
@@ -316,7 +327,7 @@ def in_every_number(first: Drawn, second: Drawn) -> Apart:
     sign = (one[:half] - other[:half]).mean(0)[counted].sign()
     apart = ((one[half:] - other[half:])[:, counted] / scale[counted]) @ sign
     epsilon, independent = float(apart.mean()), independent_numbers(_standard(one[:, counted]))
-    error = _error(apart, 2 * KURTOSIS, units=max(1.0, independent))
+    error = _error(apart, KURTOSIS["laplace"], units=max(1.0, independent))
     return Apart(
         times=epsilon / allowed, too_far=epsilon - DEVIATIONS * error > FACTOR * allowed,
         words=f"by an epsilon of {epsilon:.1f} of its Laplace noise; {allowed:.1f} are allowed",
