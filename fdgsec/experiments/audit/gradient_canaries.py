@@ -55,10 +55,11 @@ def moves(
 ) -> list[Tensor]:
     """Train on canaries with the client's own trainer, and return how each step moves the weights of every pixel.
 
-    Each is (T, inputs) for T tensors, those of all networks together, and counts toward `sign`: a record moves its
-    pixel's column by at most its bound, and every number has noise of the stated size. Half of the tensors of a
-    network count the other way in the loss, and so does every second network, so that noise reused in two of them
-    cancels in their sum."""
+    Each is (T, inputs) for the T tensors of a network, and counts toward `sign`: a record moves its pixel's column by
+    at most its bound, and every number has noise of the stated size. Moves of n jointly stepped networks are summed
+    and divided by sqrt(n): each is clipped to bound / sqrt(n) and has the noise of the whole bound. Half of the tensors
+    count the other way in the loss, and so does every second network, so that noise reused in two of them cancels in
+    their sum."""
     count, trainer = networks_of(method, clock), with_trainer.trainer
     models = [layered(data.images[0].numel()) for _ in range(count)]
     weights = [_weights(models)]
@@ -75,13 +76,7 @@ def moves(
             models[0], data, objectives[0], plan, stream(seed, "world", "audit", clock.round), round=clock.round,
             rounds=clock.rounds, on_step=lambda _step, _loss: weights.append(_weights(models)),
         )  # fmt: skip
-    return [sign * (after - before) for before, after in pairwise(weights)]
-
-
-def together(moved: Tensor) -> Tensor:
-    """What a step moved, (T, inputs), along the canaries, (inputs,): each adds at most its bound, with noise of one
-    number."""
-    return moved.sum(0) / math.sqrt(len(moved))
+    return [sign * (after - before) / math.sqrt(count) for before, after in pairwise(weights)]
 
 
 def _sides(count: int) -> list[int]:
@@ -89,13 +84,16 @@ def _sides(count: int) -> list[int]:
 
 
 def _weights(models: Sequence[Classifier]) -> Tensor:
-    """The weights of all tensors, (T, inputs), each with the sign with which it counts."""
-    rows = []
-    for side, model in zip(_sides(len(models)), models, strict=True):
-        rows.append(side * model.head.weight.detach().flatten())
-        for layer in model.body.children():
-            assert isinstance(layer, nn.Linear)
-            rows += [-side * layer.weight.detach().flatten(), side * layer.bias.detach()]
+    """The weights of the tensors of a network, (T, inputs), with the signs with which they count, summed over all."""
+    sided = zip(_sides(len(models)), models, strict=True)
+    return torch.stack([side * _signed_weights(model) for side, model in sided]).sum(0)
+
+
+def _signed_weights(model: Classifier) -> Tensor:
+    rows = [model.head.weight.detach().flatten()]
+    for layer in model.body.children():
+        assert isinstance(layer, nn.Linear)
+        rows += [-layer.weight.detach().flatten(), layer.bias.detach()]
     return torch.stack(rows)
 
 

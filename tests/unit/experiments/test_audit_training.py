@@ -1,13 +1,15 @@
 """`fdgsec audit` of DP-SGD: one run with canaries, one without, through the trainer that the defense hands out."""
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from fdgsec.cli.app import main
-from fdgsec.experiments.audit.one_run import GradientCanaries, MislabelledCanaries
+from fdgsec.experiments.audit.one_run import GradientCanaries, MislabelledCanaries, Observed
 from fdgsec.experiments.audit.run_audit import AuditPlan, site_of
 from fdgsec.experiments.run_config import attack_settings
 from fdgsec.privacy.gaussian_one_run_bounds import gaussian_ceiling
@@ -52,7 +54,9 @@ def test_every_step_shows_the_noisy_sum_of_each_canary_in_units_of_the_bound():
     found = canaries.observed(included, canaries.site.defense_stack)
 
     expected = included.double().expand(4, 40)  # two epochs of one step, in two rounds
-    torch.testing.assert_close(found.evidence, expected, atol=2e-4, rtol=0)  # a bound with a margin of 1e-5, float32
+    assert found.evidence.shape == (4, 17, 40)  # as much in each of 17 tensors
+    for tensor in found.evidence.unbind(1):  # a bound with a margin of 1e-5, float32
+        torch.testing.assert_close(math.sqrt(17) * tensor, expected, atol=2e-4, rtol=0)
     assert found.rates.tolist() == [1.0] * 4
     assert found.spreads.tolist() == pytest.approx([1e-5] * 4)
 
@@ -62,23 +66,37 @@ def test_sampled_steps_show_a_canary_as_often_as_it_is_drawn():
 
     found = canaries.observed(torch.ones(200, dtype=torch.bool), canaries.site.defense_stack)
 
-    assert found.evidence.shape == (40, 200)
-    assert float((found.evidence - found.evidence.round()).abs().max()) < 1e-3
-    assert float(found.evidence.mean()) == pytest.approx(0.1, abs=0.015)  # 8,000 coins: standard error .0034
+    evidence = found.evidence.sum(1) / math.sqrt(17)
+    assert evidence.shape == (40, 200)
+    assert float((evidence - evidence.round()).abs().max()) < 1e-3
+    assert float(evidence.mean()) == pytest.approx(0.1, abs=0.015)  # 8,000 coins: standard error .0034
 
 
 def test_evidence_is_added_up_as_log_likelihood_ratios():
     canaries = gradient_canaries(30, batch=10, noise=1.0)
     found = canaries.observed(torch.arange(30) % 2 == 0, canaries.site.defense_stack)
 
-    scores = found.scores()
+    scores = found.scores(torch.full((17,), 17**-0.5, dtype=torch.float64))
 
     def density(x: torch.Tensor, center: float) -> torch.Tensor:
         return (-((x - center) ** 2) / 2).exp()
 
     rate = float(found.rates[0])
-    ratios = (1 - rate) + rate * density(found.evidence, 1.0) / density(found.evidence, 0.0)
+    evidence = found.evidence.sum(1) / math.sqrt(17)
+    ratios = (1 - rate) + rate * density(evidence, 1.0) / density(evidence, 0.0)
     torch.testing.assert_close(scores, ratios.log().sum(0))
+
+
+def test_tensors_count_by_the_noise_that_they_have():
+    noise = torch.tensor([1.0, 2.0, 0.0]).view(1, 3, 1) * torch.tensor([1.0, -1.0]).repeat(50)
+    ones = torch.ones(1, dtype=torch.float64)
+    found = Observed(evidence=noise.double(), rates=ones, spreads=ones, uses=())
+
+    assert found.shares().tolist() == pytest.approx(
+        [0, 0, math.sqrt(3)], abs=1e-6
+    )  # a tensor without noise tells it all
+    some = replace(found, evidence=found.evidence[:, :2])
+    assert some.shares().tolist() == pytest.approx([math.sqrt(2) * 0.8, math.sqrt(2) * 0.2])
 
 
 @pytest.mark.slow
