@@ -4,8 +4,9 @@ Each shows one place in which that was not looked for: behind a release that is 
 clipping region, between whole clients, beside a second kind of noise, between clients with and without an image, and
 in more tensors than one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from unittest.mock import patch
 
 import torch
@@ -26,6 +27,10 @@ from fdgsec.privacy.mechanisms import noise_multiplier
 from fdgsec.runtime.secret_streams import SecretStream
 from tests.support.broken_defenses import StylesFromA32BitSeed
 from tests.support.misstated_noise import MeanStyles, laplace, laplace_use
+
+Clip = Callable[[Sequence[Tensor], float], list[Tensor]]
+Noise = Callable[[Tensor, float, SecretStream], Tensor]
+Made = Callable[..., PrivateTrainer]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,75 +156,101 @@ class StylesRoundedCoarsely(MeanStyles):
         return (super().made(mean, noise, rng) / (3 * noise)).round() * 3 * noise
 
 
+def length(rows: Sequence[Tensor]) -> Tensor:
+    """The length of each record's gradient (B,) in tensors (B, ...)."""
+    return torch.stack([part.flatten(1).double().norm(dim=1) for part in rows]).norm(dim=0)
+
+
+def summed(rows: Sequence[Tensor], factor: Tensor) -> list[Tensor]:
+    """The sums of records' gradients, each by its factor (B,)."""
+    return [torch.einsum("b,b...->...", factor.to(part), part) for part in rows]
+
+
+def tensor_by_tensor(rows: Sequence[Tensor], bound: float) -> list[Tensor]:
+    """Each tensor's gradient is clipped by itself at the bound that is stated for all of them together."""
+    return [clipped_sum([part], bound)[0] for part in rows]
+
+
+def as_a_batch(rows: Sequence[Tensor], bound: float) -> list[Tensor]:
+    """The sum of a batch is clipped, and not each record's gradient."""
+    whole = [part.sum(0, keepdim=True) for part in rows]
+    return summed(whole, (bound / length(whole).clamp_min(1e-12)).clamp_max(1))
+
+
+def without_the_last(rows: Sequence[Tensor], bound: float) -> list[Tensor]:
+    """Lengths are measured without the last tensor."""
+    return summed(rows, (bound / length(rows[:-1]).clamp_min(1e-12)).clamp_max(1))
+
+
+def without_vectors(rows: Sequence[Tensor], bound: float) -> list[Tensor]:
+    """Lengths are measured in matrices alone."""
+    return summed(rows, (bound / length([part for part in rows if part.ndim > 2]).clamp_min(1e-12)).clamp_max(1))
+
+
+def on_matrices(total: Tensor, noise: float, secret: SecretStream) -> Tensor:
+    """Vectors have no noise."""
+    return noisy(total, noise if total.ndim > 1 else 0.0, secret)
+
+
+def the_same_noise(total: Tensor, noise: float, secret: SecretStream) -> Tensor:
+    """Every tensor has the same noise, of a generator that is begun anew for each."""
+    rng = torch.Generator().manual_seed(int.from_bytes(secret.child("seed").random_bytes(7), "little"))
+    return (total.double() + noise * torch.randn(total.numel(), generator=rng).view_as(total)).to(total)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
-class TensorByTensor(PrivateTrainer):
-    """Clips each tensor's gradient by itself at the bound that is stated for all of them together."""
+class Patched(PrivateTrainer):
+    """Trains with another clip, or other noise."""
+
+    clip: Clip = clipped_sum
+    noise: Noise = noisy
 
     def __call__(self, *given: object, **named: object) -> None:
-        def each(rows: Sequence[Tensor], bound: float) -> list[Tensor]:
-            return [clipped_sum([one], bound)[0] for one in rows]
-
-        with patch.object(dp_sgd, "clipped_sum", each):
+        with patch.object(dp_sgd, "clipped_sum", self.clip), patch.object(dp_sgd, "noisy", self.noise):
             super().__call__(*given, **named)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class OnMatrices(PrivateTrainer):
-    """Adds noise to matrices, and none to vectors."""
+class AtTheMedian(PrivateTrainer):
+    """Clips at the median length of a batch, with noise in proportion to it, and pays for no median."""
 
     def __call__(self, *given: object, **named: object) -> None:
-        def some(total: Tensor, noise: float, secret: SecretStream) -> Tensor:
-            return noisy(total, noise if total.ndim > 1 else 0.0, secret)
+        bounds = [self.max_grad_norm]
 
-        with patch.object(dp_sgd, "noisy", some):
+        def clipped(rows: Sequence[Tensor], bound: float) -> list[Tensor]:
+            bounds[0] = float(length(rows).median())
+            return clipped_sum(rows, bounds[0])
+
+        def follows(total: Tensor, noise: float, secret: SecretStream) -> Tensor:
+            return noisy(total, noise * bounds[0] / self.max_grad_norm, secret)
+
+        with patch.object(dp_sgd, "clipped_sum", clipped), patch.object(dp_sgd, "noisy", follows):
             super().__call__(*given, **named)  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class OneNoiseForAll(PrivateTrainer):
-    """Draws the same noise for every tensor of a call."""
-
-    def __call__(self, *given: object, **named: object) -> None:
-        seed = int(float(torch.as_tensor(self.secret.uniform(1))[0]) * 2**62)
-
-        def same(total: Tensor, noise: float, secret: SecretStream) -> Tensor:
-            rng = torch.Generator().manual_seed(seed)
-            return (total.double() + noise * torch.randn(total.numel(), generator=rng).view_as(total)).to(total)
-
-        with patch.object(dp_sgd, "noisy", same):
-            super().__call__(*given, **named)  # type: ignore[arg-type]
-
-
-def training(kind: type[PrivateTrainer], defense: DPSGD, sound: PrivateTrainer) -> PrivateTrainer:
-    """The trainer of a kind with the numbers of the sound one."""
-    return kind(
-        noise_multiplier=defense.noise_multiplier, max_grad_norm=defense.max_grad_norm, secret=sound.secret,
-        method=sound.method, max_physical_batch=sound.max_physical_batch,
-    )  # fmt: skip
-
-
 @dataclass(frozen=True, kw_only=True)
-class DPSGDTensorByTensor(DPSGD):
-    """Trains with TensorByTensor."""
+class DPSGDWith(DPSGD):
+    """Trains with another trainer than it states the cost of."""
+
+    made: Made = Patched
 
     def trainer(self, client: Client, method: Method, clock: Clock, rng: SecretStream) -> PrivateTrainer:
-        return training(TensorByTensor, self, super().trainer(client, method, clock, rng))
+        sound = super().trainer(client, method, clock, rng)
+        return self.made(
+            noise_multiplier=sound.noise_multiplier, max_grad_norm=sound.max_grad_norm, secret=rng, method=sound.method
+        )
 
 
-@dataclass(frozen=True, kw_only=True)
-class DPSGDOnMatrices(DPSGD):
-    """Trains with OnMatrices."""
-
-    def trainer(self, client: Client, method: Method, clock: Clock, rng: SecretStream) -> PrivateTrainer:
-        return training(OnMatrices, self, super().trainer(client, method, clock, rng))
-
-
-@dataclass(frozen=True, kw_only=True)
-class DPSGDWithOneNoiseForAll(DPSGD):
-    """Trains with OneNoiseForAll."""
-
-    def trainer(self, client: Client, method: Method, clock: Clock, rng: SecretStream) -> PrivateTrainer:
-        return training(OneNoiseForAll, self, super().trainer(client, method, clock, rng))
+TRAINERS: Mapping[str, Made] = {
+    "tensor by tensor": partial(Patched, clip=tensor_by_tensor),
+    "as a batch": partial(Patched, clip=as_a_batch),
+    "without the last": partial(Patched, clip=without_the_last),
+    "without vectors": partial(Patched, clip=without_vectors),
+    "no noise on vectors": partial(Patched, noise=on_matrices),
+    "the same noise": partial(Patched, noise=the_same_noise),
+    "at the median": AtTheMedian,
+}
+"""Trainers that move further than a step's cost allows, by what they do."""
 
 
 @dataclass(frozen=True, kw_only=True)

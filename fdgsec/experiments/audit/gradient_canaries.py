@@ -26,6 +26,11 @@ SLOPE = 1e4
 """The gradient of a canary in each of its weights, far above any clipping bound in use."""
 LAYERS = 8
 """Layers, each of a matrix and a vector, beside the last one."""
+EVERYWHERE, AGAINST, IN_THE_LAST, IN_MATRICES, IN_VECTORS, FAINT = range(6)
+"""Labels of canaries: of a gradient in every tensor, of a longer one against it, of one in the last layer alone, in the
+matrices or the vectors of the other layers, and of one of next to no length."""
+PARTS = ((1.0, 1.0, 1.0), (-2.0, -2.0, -2.0), (1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0), (1e-12, 1e-12, 1e-12))
+"""Lengths of gradients by label, in the last layer, in each matrix and in each vector."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +43,13 @@ class OwnWeights:
     def __call__(self, batch: Batch, model: Classifier) -> Tensor:
         """The losses, (B,)."""
         pixels = batch.images.flatten(1)
-        outputs: Tensor = model.head(pixels).squeeze(1)
-        against = pixels.new_full((len(pixels), 1), -1.0)  # so that the matrix of a layer counts against its vector
+        last, matrices, vectors = pixels.new_tensor(PARTS)[batch.labels.to(pixels.device)].T
+        outputs: Tensor = last * model.head(pixels).squeeze(1)
+        nothing = pixels.new_zeros((len(pixels), 1))
         for layer in model.body.children():
-            outputs = outputs + (pixels * layer(against)).sum(1)
+            vector = layer(nothing)
+            matrix = layer(nothing - 1) - vector  # the matrix of a layer counts against its vector
+            outputs = outputs + (pixels * (matrices.unsqueeze(1) * matrix + vectors.unsqueeze(1) * vector)).sum(1)
         return -self.slope * outputs
 
 

@@ -17,7 +17,7 @@ import torch
 from fdgsec.data.domains import DomainDataset
 from fdgsec.experiments.audit.chains_of_clients import chains_of, strangers
 from fdgsec.experiments.audit.message_canaries import reference_of
-from fdgsec.experiments.audit.neighbor_tests import REMOVED, SCREENED_BY, TESTS, Apart, Drawn, Test, drawn
+from fdgsec.experiments.audit.neighbor_tests import FACTOR, SCREENED_BY, TESTS, Apart, Drawn, Test, drawn
 from fdgsec.experiments.audit.neighboring_clients import Release, Site, shared_releases
 from fdgsec.experiments.audit.planted_statistics import chains_of_statistics, is_pooled
 from fdgsec.federation.defense_stack import DefenseStack
@@ -29,7 +29,7 @@ CONFIRMED = 2
 """Pairs of neighbors of each release and test, of which fresh draws tell how far they are apart."""
 DRAWS = 64
 SURE = 1024
-"""Draws of a pair that is further apart than its cost allows, as DRAWS show it."""
+"""Draws of the pair that DRAWS put furthest beyond what its cost allows, by each test."""
 FEW = 4
 """Images of a client of whom one less makes a difference."""
 ROUNDS = 2
@@ -58,21 +58,24 @@ def moved_too_far(site: Site, defense_stack: DefenseStack) -> list[Moved]:
     found = []
     less = _one_image_less(site, defense_stack)
     for key, pairs in _furthest_pairs(site, defense_stack).items():
-        moved = chain(_beyond(pairs, TESTS, fresh), _beyond(less.get(key, ()), REMOVED, fresh))
+        moved = chain(_beyond(pairs, fresh), _beyond(less.get(key, ()), fresh))
         found += list(islice(moved, 1))
     return found
 
 
-def _beyond(pairs: Sequence[Pair], tests: Sequence[Test], defense_stack: DefenseStack) -> Iterator[Moved]:
-    """What pairs, drawn anew, exceed: first what DRAWS are enough for."""
-    suspected = list[tuple[Pair, list[Test]]]()
+def _beyond(pairs: Sequence[Pair], defense_stack: DefenseStack) -> Iterator[Moved]:
+    """What pairs, drawn anew, exceed: first what DRAWS are enough for, and then, of each test, the pair that is most
+    suspicious."""
+    suspected = dict[Test, tuple[float, Pair]]()
     for pair in pairs:
-        found = list(_tested(pair, tests, defense_stack, DRAWS))
-        suspected.append((pair, [test for test, apart in found if apart.times > 1]))
-        yield from (Moved(release=pair[0], words=apart.words) for _, apart in found if apart.too_far)
+        for test, apart in _tested(pair, TESTS, defense_stack, DRAWS):
+            if apart.too_far:
+                yield Moved(release=pair[0], words=apart.words)
+            if apart.times > max(FACTOR, suspected[test][0] if test in suspected else 0.0):
+                suspected[test] = apart.times, pair
     sure = replace(defense_stack, name=f"{defense_stack.name}/sure")
-    for pair, doubtful in suspected:
-        for _, apart in _tested(pair, doubtful, sure, SURE) if doubtful else ():
+    for pair in dict.fromkeys(pair for _, pair in suspected.values()):
+        for _, apart in _tested(pair, [test for test in suspected if suspected[test][1] is pair], sure, SURE):
             if apart.too_far:
                 yield Moved(release=pair[0], words=apart.words)
 

@@ -1,9 +1,12 @@
 """Whether private training moves further with one image than its cost says, in all tensors of a network together.
 
 DP-SGD bounds the length of an image's whole gradient. A trainer that clips each tensor by itself lets through the root
-of their number times as much; one that adds no noise to vectors, or the same noise to every tensor, hides nothing
-along some direction. So one image is trained on many times that has a gradient in every tensor
-(fdgsec.experiments.audit.gradient_canaries), and what it moves is compared with the noise of the weights beside it."""
+of their number times as much; one that measures the length without some tensors lets through all that is in these; one
+that clips the sum of a batch turns it around with one image; one that adds no noise to vectors, or the same noise to
+every tensor, hides nothing along some direction; and one that takes its bound from the images tells by the size of its
+noise what they are. So images with a gradient in all tensors, or in some (fdgsec.experiments.audit.gradient_canaries),
+are trained on many times, with and without one of them, and what that one moves is compared with the noise of the
+weights beside it."""
 
 import math
 from collections.abc import Sequence
@@ -12,13 +15,29 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fdgsec.experiments.audit.neighbor_tests import DEVIATIONS, FACTOR
+from fdgsec.experiments.audit.gradient_canaries import (
+    AGAINST,
+    EVERYWHERE,
+    FAINT,
+    IN_MATRICES,
+    IN_THE_LAST,
+    IN_VECTORS,
+    moves,
+)
+from fdgsec.experiments.audit.neighbor_tests import DEVIATIONS, FACTOR, SIZE_DEVIATIONS
 from fdgsec.experiments.audit.neighboring_clients import Site
-from fdgsec.experiments.audit.noise_scale import SmallTraining
-from fdgsec.federation.defense import Uses
+from fdgsec.experiments.audit.one_run import canary_plan, trainings
 from fdgsec.federation.defense_stack import DefenseStack
+from fdgsec.federation.method import Client, Clock
+from fdgsec.nn.training.batches import TrainingSet
+from fdgsec.privacy.accounting import Use
 
-TRAININGS = 64
+STEPS = 64
+PAIRED = 160
+"""Steps with an image against another one, and without it: a clip of their sum moves twice as far as it may."""
+FEW = 8
+"""Steps with an image whose gradient is in some tensors: where these are left out of its length, it is not bounded."""
+SIDE = 2
 LEAST = 1e-12
 """Of a tensor's noise, as a part of the largest variance."""
 
@@ -42,34 +61,67 @@ class MovedWeights:
         return f"by {self.distance:.1f} standard deviations of its noise; {self.allowed:.1f} are allowed"
 
 
-def moved_weights(site: Site, defense_stack: DefenseStack) -> MovedWeights | None:
-    """How far the only image of a client moves its training in all rounds; None where no Gaussian cost is stated."""
-    small = SmallTraining(site=site, records=1, side=2)
-    names = [f"{defense_stack.name}/moved/{run}" for run in range(TRAININGS)]
-    trained = [small.updates(replace(defense_stack, name=name)) for name in names]
-    allowed = allowed_by(trained[0][1])
+def training_moves(site: Site, defense_stack: DefenseStack) -> list[str]:
+    """What one image moves further in a step of a client's training than its cost allows, in words; nothing where no
+    Gaussian cost of all records is stated."""
+    tried = _Tried(site=site, defense_stack=defense_stack)
+    alone, uses = tried.steps(STEPS, [EVERYWHERE])
+    allowed = allowed_by(uses)
     if allowed is None:
-        return None
-    moved = torch.stack([torch.cat(steps).double() for steps, _ in trained])  # trainings, tensors of all steps, weights
-    return apart(moved[..., 0], moved[..., 1:], allowed)
+        return []
+    both, without = (tried.steps(PAIRED, [EVERYWHERE, AGAINST], lit=lit)[0] for lit in (2, 1))
+    found = [apart(alone, torch.zeros_like(alone), allowed), apart(without, both, allowed)]
+    for label in (IN_THE_LAST, IN_MATRICES, IN_VECTORS):
+        part = tried.steps(FEW, [label])[0]
+        found.append(apart(part, torch.zeros_like(part), allowed))
+    said = [f"one image moves a step of training {moved.words}" for moved in found if moved.too_far][:1]
+    sizes = [moved[..., 1:].square().mean().log() for moved in (alone, tried.steps(STEPS, [FAINT])[0])]
+    if abs(float(sizes[0] - sizes[1])) > SIZE_DEVIATIONS * math.sqrt(4 / alone[..., 1:].numel()):
+        said.append("the size of a training's noise follows the gradient of its image")
+    return said
 
 
-def allowed_by(costs: Sequence[Uses]) -> float | None:
-    """By how many standard deviations an image may move trainings of these costs; None where that is not stated."""
-    uses = [use for cost in costs for use in cost or ()]
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Tried:
+    """Trainings of a client of a few images through the defense's own trainer, in all rounds."""
+
+    site: Site
+    defense_stack: DefenseStack
+
+    def steps(self, count: int, labels: Sequence[int], *, lit: int | None = None) -> tuple[Tensor, Sequence[Use]]:
+        """What each of `count` steps a round moves, (steps of all rounds, tensors, weights) float64, and what they
+        cost.
+
+        All images light the first pixel, or the first `lit` of them."""
+        images = torch.zeros(len(labels), 3, SIDE, SIDE, dtype=torch.uint8)
+        images[:lit, 0, 0, 0] = 255
+        given, found = TrainingSet(images=images, labels=torch.tensor(labels)), list[Tensor]()
+        plan = replace(canary_plan(self.site), epochs=count, steps=None, batch_size=len(labels))
+        named = replace(self.defense_stack, name=f"{self.defense_stack.name}/moved/{labels}/{lit}")
+
+        def train(with_trainer: Client, clock: Clock) -> None:
+            moved = moves(with_trainer, self.site.method, given, plan, clock=clock, sign=1.0, seed=self.site.seed)
+            found.extend(step.double() for step in moved)
+
+        trainers = trainings(self.site, named, replace(self.site.client, validation=None), train)
+        return torch.stack(found), [use for trainer in trainers for use in trainer.uses]
+
+
+def allowed_by(uses: Sequence[Use]) -> float | None:
+    """By how many standard deviations an image may move a step of these costs; None where that is not stated."""
     if not uses or not all(use.mechanism == "gaussian" and use.noise and use.sampling_rate == 1 for use in uses):
         return None
-    return math.sqrt(sum(use.count * (use.sensitivity.get("zero-out", 0.0) / use.noise) ** 2 for use in uses)) or None
+    return max(use.sensitivity.get("zero-out", 0.0) / use.noise for use in uses) or None
 
 
-def apart(moved: Tensor, beside: Tensor, allowed: float) -> MovedWeights:
-    """Compare what the image moves, (runs, T), with the weights `beside` it (runs, T, others).
+def apart(one: Tensor, other: Tensor, allowed: float) -> MovedWeights:
+    """Compare what steps of two clients move, (steps, T, weights), of which the first weight is the one that differs.
 
-    It is as long in every tensor, so that each counts by its inverse variance."""
+    A gradient is as long in every tensor of which it is, so that each counts by its inverse variance beside it."""
+    beside = torch.cat([one[..., 1:], other[..., 1:]]) if bool(other.any()) else one[..., 1:]
     variance = beside.square().mean((0, 2))
     along = 1 / variance.clamp_min(max(LEAST * float(variance.max()), torch.finfo(torch.float64).tiny))
     noise = float(torch.einsum("rto,t->ro", beside, along).square().mean().sqrt())
-    shift = float((moved @ along).mean())
-    return MovedWeights(
-        distance=shift / noise if noise else math.inf, error=1 / math.sqrt(len(moved)), allowed=allowed
-    )  # fmt: skip
+    shift = float(((one[..., 0] - other[..., 0]) @ along).mean())
+    error = math.sqrt(len(beside)) / len(one)
+    return MovedWeights(distance=shift / noise if noise else math.inf, error=error, allowed=allowed)

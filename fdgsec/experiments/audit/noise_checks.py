@@ -60,8 +60,8 @@ class NoiseChecks:
     whose noise or cost depends on the records, `thin` those of which some direction has less noise than the numbers,
     and `left_out` those where that is sure. Whether it hides too little is for a canary to tell, which those `bounded`
     have: noise that was projected with the mean that it hides, onto public directions, is sound. `moved` are releases
-    that one image moves further than their cost allows, each with both distances in words. `seeding` tells
-    whether a release calls `manual_seed`, which keeps 32 bits."""
+    that one image moves further than their cost allows, each with both distances in words, and `trainings` says so of
+    private training. `seeding` tells whether a release calls `manual_seed`, which keeps 32 bits."""
 
     releases: int = 0
     alike: tuple[int, int] | None = None
@@ -74,6 +74,7 @@ class NoiseChecks:
     bounded: Sequence[str] = ()
     of_records: Sequence[str] = ()
     moved: Sequence[str] = ()
+    trainings: Sequence[str] = ()
     seeding: bool = False
 
     @property
@@ -96,7 +97,7 @@ class NoiseChecks:
             "noise is not Gaussian, as its cost says": bool(self.shapes),
             "noise leaves directions out": not set(self.left_out) <= set(self.bounded),
             "noise depends on the records that it hides": bool(self.of_records),
-            "one image moves a release further than its cost allows": bool(self.moved),
+            "one image moves a release further than its cost allows": bool(self.moved) or bool(self.trainings),
         }
 
     def line(self) -> str:
@@ -110,7 +111,7 @@ class NoiseChecks:
             for release in self.thin
         ]
         said += [f"the noise or cost of {release} changes where its records do" for release in self.of_records]
-        said += [f"one image moves {release}" for release in self.moved]
+        said += [*(f"one image moves {release}" for release in self.moved), *self.trainings]
         if self.alike is not None:
             said.insert(0, "releases {} and {} of the same records are alike".format(*self.alike))
         elif self.states_bits is not None:

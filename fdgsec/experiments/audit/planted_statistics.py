@@ -67,19 +67,22 @@ def is_pooled(release: Release, unit: Unit) -> bool:
 
 def chains_of_statistics(release: Release, reference: Reference) -> Iterator[Sequence[Release]]:
     """Chains of a pooled release: statistics at one side of the clipping region are replaced one by one (or near
-    certain shares) by those at the other side, and those at its center by those at one side."""
+    certain shares) by those at the other side, in their first half (means, whose noise is never cut at 0), and those at
+    its center by those at one side, in all numbers."""
     frame, source = pooled_frame(release.sender, release.slot, reference), release.sender.statistic_source
     assert source is not None
     data, width = release.sender.client.data, len(frame.about)
     first = torch.arange(len(data)).unsqueeze(1)
     signs = 2.0 * torch.randint(2, (width,), generator=stream(0, "world", "side of a region")).double() - 1
-    side = frame.region.radius / width**0.5 * signs
+    means = torch.where(torch.arange(width) < max(1, width // 2), signs, 0.0)
 
     def planted(rows: Tensor) -> Release:
         statistics = frame.released_statistic.from_about(frame.region.values(rows), frame.about)
         given = PlantedStatisticSource(statistic_source=source, client=data, statistics=statistics)
         return replace(release, sender=replace(release.sender, statistic_source=given))
 
-    for other in (-side, torch.zeros_like(side)):
+    for direction, opposite in ((means, -1.0), (signs, 0.0)):
+        side = frame.region.radius * direction / direction.norm()
+        other = opposite * side
         for counts in counts_of(len(data)):
             yield [planted(torch.where(first < count, side, other)) for count in counts]

@@ -18,7 +18,7 @@ import torch
 from fdgsec.data.domains import DomainDataset
 from fdgsec.experiments.audit.many_runs import audit_canaries
 from fdgsec.experiments.audit.message_canaries import canaries_of
-from fdgsec.experiments.audit.moved_weights import moved_weights
+from fdgsec.experiments.audit.moved_weights import training_moves
 from fdgsec.experiments.audit.neighboring_clients import Canary, Release, Site, releases_of, worlds_of
 from fdgsec.experiments.audit.noise_checks import NoiseChecks, check_messages, compared, named_release
 from fdgsec.experiments.audit.noise_scale import CONFIDENCE, SmallTraining
@@ -317,10 +317,9 @@ def _training_noise(site: Site, plan: AuditPlan) -> NoiseChecks:
     again = (replace(site.defense_stack, name=f"{site.defense_stack.name}/within/{run}") for run in range(DRAWS))
     drawn = [torch.cat(small.updates(stack)[0])[:, small.records :].double().flatten() for stack in again]
     untouched = torch.stack(drawn)[:, :NUMBERS]
-    moved = moved_weights(site, site.defense_stack)
     checks = NoiseChecks(
         confidence=plan.confidence, within=["the updates of a training"] if alike(untouched) else [],
-        moved=[f"a training {moved.words}"] if moved is not None and moved.too_far else [],
+        trainings=training_moves(site, site.defense_stack),
     )  # fmt: skip
     return compared(checks, (torch.cat(steps).double() for steps in trained))
 

@@ -203,7 +203,7 @@ def test_wrong_labels_that_are_in_are_learned_and_those_that_are_out_are_not():
     site = site_of(config, AuditPlan(canary="mislabeled"), data_root=None, progress=NoProgress())
     included = torch.arange(60) % 2 == 0
 
-    falls = MislabelledCanaries(site=site).observed(included, site.defense_stack).evidence[0]
+    falls = MislabelledCanaries(site=site).observed(included, site.defense_stack).evidence[0, 0]
 
     assert float(falls[included].mean()) > float(falls[~included].mean()) + 0.1
 
