@@ -66,8 +66,9 @@ def without_strongest_directions(first: Tensor, second: Tensor) -> tuple[Tensor,
     size = rows.square().mean(0).sqrt()
     rows = rows[:, size > 0] / size[size > 0]
     directions, sizes, _ = torch.linalg.svd(rows, full_matrices=False)
-    one, other = (directions * sizes).split([len(first), len(second)])
-    some = one[:: max(1, len(one) // BLOCK)]
+    one, other = (directions * sizes).round(decimals=DECIMALS).split([len(first), len(second)])
+    by_length = one[one.square().sum(1).argsort()]  # of many, a choice that does not hang on their order
+    some = by_length[:: max(1, len(one) // BLOCK)]
     counts = [count for count in TAKEN_OUT if 2 * count <= len(sizes)]
     best = max(counts, key=lambda count: _clearness(some[:, count:], other[:, count:]), default=0)
     return one[:, best:], other[:, best:]

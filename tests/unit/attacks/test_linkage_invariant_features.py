@@ -193,6 +193,20 @@ def test_noise_in_fixed_directions_is_taken_out_and_little_else():
     assert float(torch.cdist(one, other).argmin(1).eq(torch.arange(40)).double().mean()) == 1
 
 
+def test_the_order_of_many_vectors_does_not_decide_what_is_taken_out():
+    draws = np.random.default_rng(1)
+    client = draws.normal(size=(1100, 24))
+    first, second = (
+        torch.from_numpy(client + 3 * draws.normal(size=(1100, 2)) @ draws.normal(size=(2, 24))) for _ in range(2)
+    )
+    order = torch.from_numpy(draws.permutation(1100))
+
+    one, other = without_strongest_directions(first, second)
+    again, others = without_strongest_directions(first[order], second[order])
+
+    torch.testing.assert_close(torch.cdist(one[order], other[order]), torch.cdist(again, others), rtol=0, atol=1e-6)
+
+
 def test_a_turned_and_scaled_release_keeps_its_distances():
     draws = np.random.default_rng(4)
     rows = draws.standard_cauchy((600, 5))
