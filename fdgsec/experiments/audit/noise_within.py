@@ -89,11 +89,10 @@ def alike(draws: Tensor, valid: Tensor | None = None, *, sent: Tensor | None = N
     across = off.T @ off - total * total.T / count
     limit = ALIKE**2 * within * within.T
     related = (across.square() > limit) & (within > LEAST) & (within.T > LEAST) & (shared >= FEWEST)
-    for one, other in related.triu(diagonal=1).nonzero().tolist():
+    free = torch.tensor([_orders(one) > ORDERS for one in draws.T], dtype=torch.bool)
+    for one, other in (related & free & free.unsqueeze(1)).triu(diagonal=1).nonzero().tolist():
         channel = sent is not None and 2 * (other - one) == draws.shape[1]
-        if channel and not alike(sent[:, [one, other]]):
-            continue
-        if min(_orders(draws[:, j]) for j in (one, other)) > ORDERS:
+        if not channel or alike(sent[:, [one, other]]):
             return True
     return False
 

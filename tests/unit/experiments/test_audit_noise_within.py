@@ -42,3 +42,24 @@ def test_the_same_noise_is_seen_in_the_draws_that_were_not_cut():
 
     assert int((cut > 0).all(1).sum()) >= FEWEST
     assert alike(cut, cut > 0)
+
+
+def test_numbers_that_are_rounded_to_few_values_are_alike_by_chance():
+    """Of 200 numbers that leave 0 in one draw of 48, several do so in the same one; noise itself has no two orders."""
+    rng = torch.Generator().manual_seed(0)
+    noise = torch.randn(48, 200, generator=rng, dtype=torch.float64)
+
+    assert not alike((noise / 4.5).round())
+    assert not alike(noise)
+    assert alike(torch.cat([noise, 3 * noise[:, :1].round(decimals=1)], 1))
+
+
+def test_a_mean_and_its_second_moment_are_compared_as_they_are_sent():
+    rng = torch.Generator().manual_seed(0)
+    mean, std = 50 + torch.randn(48, 4, generator=rng, dtype=torch.float64), torch.rand(48, 4, generator=rng).double()
+    read = torch.cat([mean, mean**2 + std**2], 1)
+
+    assert not alike(read, sent=torch.cat([mean, std], 1))
+    assert alike(read)
+    assert alike(torch.cat([mean, 2 * mean], 1), sent=torch.cat([mean, 2 * mean], 1))
+    assert alike(torch.cat([mean[:, :1], mean[:, :3], std], 1), sent=torch.cat([mean[:, :1], mean[:, :3], std], 1))
