@@ -91,8 +91,7 @@ def alike(draws: Tensor, valid: Tensor | None = None, *, sent: Tensor | None = N
     related = (across.square() > limit) & (within > LEAST) & (within.T > LEAST) & (shared >= FEWEST)
     free = torch.tensor([_orders(one) > ORDERS for one in draws.T], dtype=torch.bool)
     for one, other in (related & free & free.unsqueeze(1)).triu(diagonal=1).nonzero().tolist():
-        channel = sent is not None and 2 * (other - one) == draws.shape[1]
-        if not channel or alike(sent[:, [one, other]]):
+        if sent is None or 2 * (other - one) != draws.shape[1] or alike(sent[:, [one, other]]):
             return True
     return False
 
