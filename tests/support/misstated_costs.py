@@ -7,6 +7,7 @@ in more tensors than one."""
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -205,16 +206,16 @@ class Patched(PrivateTrainer):
     clip: Clip = clipped_sum
     noise: Noise = noisy
 
-    def __call__(self, *given: object, **named: object) -> None:
+    def __call__(self, *given: Any, **named: Any) -> dict[str, float]:
         with patch.object(dp_sgd, "clipped_sum", self.clip), patch.object(dp_sgd, "noisy", self.noise):
-            super().__call__(*given, **named)  # type: ignore[arg-type]
+            return super().__call__(*given, **named)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AtTheMedian(PrivateTrainer):
     """Clips at the median length of a batch, with noise in proportion to it, and pays for no median."""
 
-    def __call__(self, *given: object, **named: object) -> None:
+    def __call__(self, *given: Any, **named: Any) -> dict[str, float]:
         bounds = [self.max_grad_norm]
 
         def clipped(rows: Sequence[Tensor], bound: float) -> list[Tensor]:
@@ -225,7 +226,7 @@ class AtTheMedian(PrivateTrainer):
             return noisy(total, noise * bounds[0] / self.max_grad_norm, secret)
 
         with patch.object(dp_sgd, "clipped_sum", clipped), patch.object(dp_sgd, "noisy", follows):
-            super().__call__(*given, **named)  # type: ignore[arg-type]
+            return super().__call__(*given, **named)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,8 @@ DRAWS = 48
 FEWEST = 24
 """Draws of two numbers, in neither of which one was cut, from which they are compared."""
 ALIKE = 0.99
+EXACT = 1e-8
+"""1 - r^2 of two numbers that have the same noise, up to float32's rounding."""
 ORDERS = 30.0
 """Logarithm of the number of orders in which a number's draws may come, from which two numbers with the same order are
 no coincidence: 1e13. Of draws that are rounded to two values there are fewer."""
@@ -77,8 +79,8 @@ def two_readings(read: Callable[[Artifact], Tensor]) -> Callable[[Artifact], Ten
 def alike(draws: Tensor, valid: Tensor | None = None, *, sent: Tensor | None = None) -> bool:
     """Whether two numbers change alike from draw to draw, for `draws` (runs, D) of which `valid` ones count.
 
-    The mean of a channel and its second moment depend on each other: they count, of a statistic whose halves are those,
-    where they change alike as they are `sent` (runs, D) too."""
+    The mean of a channel and its second moment depend on each other: of a statistic whose halves are those, they count
+    where they change exactly alike, or alike as they are `sent` (runs, D) too."""
     known = torch.ones_like(draws) if valid is None else valid.to(draws)
     middle = (draws * known).sum(0) / known.sum(0).clamp_min(1)
     off = (draws - middle) * known
@@ -87,11 +89,13 @@ def alike(draws: Tensor, valid: Tensor | None = None, *, sent: Tensor | None = N
     count, total = shared.clamp_min(1), off.T @ known
     within = (off.square().T @ known - total.square() / count).clamp_min(0)
     across = off.T @ off - total * total.T / count
-    limit = ALIKE**2 * within * within.T
-    related = (across.square() > limit) & (within > LEAST) & (within.T > LEAST) & (shared >= FEWEST)
+    limit = within * within.T
+    related = (across.square() > ALIKE**2 * limit) & (within > LEAST) & (within.T > LEAST) & (shared >= FEWEST)
+    same = across.square() > (1 - EXACT) * limit
     free = torch.tensor([_orders(one) > ORDERS for one in draws.T], dtype=torch.bool)
     for one, other in (related & free & free.unsqueeze(1)).triu(diagonal=1).nonzero().tolist():
-        if sent is None or 2 * (other - one) != draws.shape[1] or alike(sent[:, [one, other]]):
+        channel = 2 * (other - one) == draws.shape[1]
+        if sent is None or not channel or bool(same[one, other]) or alike(sent[:, [one, other]]):
             return True
     return False
 
