@@ -358,7 +358,12 @@ class StylesClippedAboutTheirMedian(StylesFromA32BitSeed):
         noise, uses = self._calibrated_noise(outgoing, sensitivity_of_mean(frame.region, len(rows)))
         middle = rows.median(0).values
         mean = middle + clip_rows(rows - middle, frame.region.bound).mean(0) + noise * rng.normal(rows.shape[1])
-        return Protected(artifact=frame.artifact(mean, like=outgoing.artifact, images=len(rows)), uses=uses)
+        sent = frame.artifact(self.fitted(mean, noise), like=outgoing.artifact, images=len(rows))
+        return Protected(artifact=sent, uses=uses)
+
+    def fitted(self, mean: Tensor, noise: float) -> Tensor:
+        """What is sent of the mean with noise (D,)."""
+        return mean
 
 
 @dataclass(frozen=True, kw_only=True)

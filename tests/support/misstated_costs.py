@@ -21,12 +21,12 @@ from fdgsec.federation.public_clip_bounds import Frame, rows_of
 from fdgsec.nn.training.per_sample_gradients import clipped_sum
 from fdgsec.privacy import dp_sgd
 from fdgsec.privacy.accounting import Relation, Use
-from fdgsec.privacy.clipping import Ball, Region, clip_rows, sensitivity_of_mean
+from fdgsec.privacy.clipping import Ball, Region, clip_rows
 from fdgsec.privacy.dp_sgd import PrivateTrainer, noisy
 from fdgsec.privacy.guarantees import PlannedGuarantee
 from fdgsec.privacy.mechanisms import noise_multiplier
 from fdgsec.runtime.secret_streams import SecretStream
-from tests.support.broken_defenses import StylesFromA32BitSeed
+from tests.support.broken_defenses import StylesClippedAboutTheirMedian, StylesFromA32BitSeed
 from tests.support.misstated_noise import MeanStyles, laplace, laplace_use
 
 Clip = Callable[[Sequence[Tensor], float], list[Tensor]]
@@ -35,27 +35,16 @@ Made = Callable[..., PrivateTrainer]
 
 
 @dataclass(frozen=True, kw_only=True)
-class StylesAboutTheirMedianCut(StylesFromA32BitSeed):
-    """Clips about the client's own median, with noise for a public center, and cuts the release to public bounds of
-    one standard deviation."""
-
-    def _mean(self, outgoing: Outgoing, frame: Frame, rng: SecretStream) -> Protected:
-        assert isinstance(frame.region, Ball)
-        rows = frame.released_statistic.about(outgoing.sender.records, frame.about)
-        rows = (rows - frame.region.center) / frame.region.scale
-        noise, uses = self._calibrated_noise(outgoing, sensitivity_of_mean(frame.region, len(rows)))
-        middle = rows.median(0).values
-        mean = middle + clip_rows(rows - middle, frame.region.bound).mean(0) + noise * rng.normal(rows.shape[1])
-        sent = frame.artifact(self.fitted(mean, noise), like=outgoing.artifact, images=len(rows))
-        return Protected(artifact=sent, uses=uses)
+class StylesAboutTheirMedianCut(StylesClippedAboutTheirMedian):
+    """The release is cut to public bounds of one standard deviation."""
 
     def fitted(self, mean: Tensor, noise: float) -> Tensor:
         return mean.clamp(-noise, noise)
 
 
 @dataclass(frozen=True, kw_only=True)
-class StylesAboutTheirMedianRounded(StylesAboutTheirMedianCut):
-    """The same, rounded to a public grid of three standard deviations."""
+class StylesAboutTheirMedianRounded(StylesClippedAboutTheirMedian):
+    """The release is rounded to a public grid of three standard deviations."""
 
     def fitted(self, mean: Tensor, noise: float) -> Tensor:
         return (mean / (3 * noise)).round() * 3 * noise
@@ -95,29 +84,22 @@ class StylesWithTwoKindsOfNoise(StylesFromA32BitSeed):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StylesClippedAtTheirMedianLength(StylesFromA32BitSeed):
+class StylesClippedAtTheirMedianLength(MeanStyles):
     """Clips at the median length of the client's own rows, with noise for the public bound: between clients with half
     of their rows at the center and half at the bound, one decides whether anything is left."""
 
-    def _mean(self, outgoing: Outgoing, frame: Frame, rng: SecretStream) -> Protected:
+    def middle(self, rows: Tensor, frame: Frame) -> Tensor:
         assert isinstance(frame.region, Ball)
-        rows = frame.coordinates(outgoing.sender.records)
-        noise, uses = self._calibrated_noise(outgoing, sensitivity_of_mean(frame.region, len(rows)))
-        own = float(rows.norm(dim=1).median())
-        mean = clip_rows(rows, min(own, frame.region.bound)).mean(0) + noise * rng.normal(rows.shape[1])
-        return Protected(artifact=frame.artifact(mean, like=outgoing.artifact, images=len(rows)), uses=uses)
+        return clip_rows(rows, min(float(rows.norm(dim=1).median()), frame.region.bound)).mean(0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StylesOfTheMiddleHalf(MeanStyles):
     """A trimmed mean with the noise of a mean: one image moves it twice as far."""
 
-    def _mean(self, outgoing: Outgoing, frame: Frame, rng: SecretStream) -> Protected:
-        rows = frame.coordinates(outgoing.sender.records)
-        noise, uses = self._calibrated_noise(outgoing, sensitivity_of_mean(frame.region, len(rows)))
+    def middle(self, rows: Tensor, frame: Frame) -> Tensor:
         cut = len(rows) // 4
-        mean = self.made(rows.sort(0).values[cut : len(rows) - cut].mean(0), noise, rng)
-        return Protected(artifact=frame.artifact(mean, like=outgoing.artifact, images=len(rows)), uses=uses)
+        return rows.sort(0).values[cut : len(rows) - cut].mean(0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,10 +26,14 @@ class MeanStyles(StylesFromA32BitSeed):
         """The mean (D,) with noise."""
         return mean + noise * rng.normal(len(mean))
 
+    def middle(self, rows: Tensor, frame: Frame) -> Tensor:
+        """What is sent of clipped images (n, D), without noise."""
+        return rows.mean(0)
+
     def _mean(self, outgoing: Outgoing, frame: Frame, rng: SecretStream) -> Protected:
         rows = frame.coordinates(outgoing.sender.records)
         noise, uses = self._calibrated_noise(outgoing, sensitivity_of_mean(frame.region, len(rows)))
-        mean = self.made(rows.mean(0), noise, rng)
+        mean = self.made(self.middle(rows, frame), noise, rng)
         return Protected(artifact=frame.artifact(mean, like=outgoing.artifact, images=len(rows)), uses=uses)
 
 

@@ -24,9 +24,10 @@ from fdgsec.experiments.audit.gradient_canaries import (
     IN_VECTORS,
     moves,
 )
-from fdgsec.experiments.audit.neighbor_tests import DEVIATIONS, FACTOR, SIZE_DEVIATIONS
+from fdgsec.experiments.audit.neighbor_tests import DEVIATIONS, FACTOR
 from fdgsec.experiments.audit.neighboring_clients import Site
-from fdgsec.experiments.audit.one_run import canary_plan, trainings
+from fdgsec.experiments.audit.noise_of_records import SIZE_DEVIATIONS
+from fdgsec.experiments.audit.one_run import canary_plan, inverse_variances, trainings
 from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.method import Client, Clock
 from fdgsec.nn.training.batches import TrainingSet
@@ -38,8 +39,6 @@ PAIRED = 160
 FEW = 8
 """Steps with an image whose gradient is in some tensors: where these are left out of its length, it is not bounded."""
 SIDE = 2
-LEAST = 1e-12
-"""Of a tensor's noise, as a part of the largest variance."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,8 +118,7 @@ def apart(one: Tensor, other: Tensor, allowed: float) -> MovedWeights:
 
     A gradient is as long in every tensor of which it is, so that each counts by its inverse variance beside it."""
     beside = torch.cat([one[..., 1:], other[..., 1:]]) if bool(other.any()) else one[..., 1:]
-    variance = beside.square().mean((0, 2))
-    along = 1 / variance.clamp_min(max(LEAST * float(variance.max()), torch.finfo(torch.float64).tiny))
+    along = inverse_variances(beside.square().mean((0, 2)))
     noise = float(torch.einsum("rto,t->ro", beside, along).square().mean().sqrt())
     shift = float(((one[..., 0] - other[..., 0]) @ along).mean())
     error = math.sqrt(len(beside)) / len(one)

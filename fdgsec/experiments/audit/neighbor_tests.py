@@ -36,8 +36,6 @@ SAMPLED = 1.5
 KURTOSIS = {"gaussian": 3.0, "laplace": 6.0}
 """Of noise, whose deviation n draws give up to a part of sqrt((kurtosis - 1) / 4n)."""
 DEVIATIONS = 4.0
-SIZE_DEVIATIONS = 8.0
-"""Standard deviations by which the mean logarithm of two variances' ratio may miss 0."""
 BY_CHANCE = 1e-6
 """Probability with which a sound mechanism is told apart so often, or a value comes back so often, by chance."""
 STEADY = 0.05
@@ -282,19 +280,6 @@ def by_length_of_noise(first: Drawn, second: Drawn) -> Apart:
         times=distance / first.allowed, too_far=distance - DEVIATIONS * _error(apart, first.kurtosis) > first.most,
         words=f"by {distance:.1f} standard deviations of the length of its noise; {first.allowed:.1f} are allowed",
     )  # fmt: skip
-
-
-def sizes_apart(one: Tensor, other: Tensor) -> tuple[float, float]:
-    """The mean logarithm of the ratio of variances of numbers (runs, D) of two clients, and in standard deviations.
-
-    Numbers that do not vary in both are left out; without any, the sizes are the same."""
-    both = (one.amax(0) > one.amin(0)) & (other.amax(0) > other.amin(0))
-    if not bool(both.any()):
-        return 0.0, 0.0
-    one, other = one[:, both], other[:, both]
-    counted = min(independent_numbers(_standard(each)) for each in (one, other))
-    ratio = float((one.var(0) / other.var(0)).log().mean())
-    return (ratio, ratio / math.sqrt(4 / ((len(one) - 1) * counted))) if counted >= 1 else (0.0, 0.0)
 
 
 def in_every_number(first: Drawn, second: Drawn) -> Apart:

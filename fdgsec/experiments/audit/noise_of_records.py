@@ -13,14 +13,16 @@ import torch
 from torch import Tensor
 
 from fdgsec.experiments.audit.message_canaries import noise_coordinates
-from fdgsec.experiments.audit.neighbor_tests import SIZE_DEVIATIONS, sizes_apart
 from fdgsec.experiments.audit.neighboring_clients import Release, Site, numbers, shared_releases
+from fdgsec.experiments.audit.noise_shape import independent_numbers, standardized
 from fdgsec.experiments.audit.noise_within import draws_within
 from fdgsec.federation.artifacts import Artifact
 from fdgsec.federation.defense import Uses
 from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.replaced_records import with_records_replaced
 
+SIZE_DEVIATIONS = 8.0
+"""Standard deviations by which the mean logarithm of two variances' ratio may miss 0."""
 CLOSE = 1e-6
 """Relative difference of two stated costs that rounding explains."""
 
@@ -79,3 +81,18 @@ def _sizes_differ(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> b
     whole = one[1].all(0) & other[1].all(0)
     _, deviations = sizes_apart(one[0][:, whole], other[0][:, whole])
     return abs(deviations) > SIZE_DEVIATIONS
+
+
+def sizes_apart(one: Tensor, other: Tensor) -> tuple[float, float]:
+    """The mean logarithm of the ratio of variances of numbers (runs, D) of two clients, and in standard deviations.
+
+    Numbers that do not vary in both are left out; without any, the sizes are the same."""
+    both = (one.amax(0) > one.amin(0)) & (other.amax(0) > other.amin(0))
+    if not bool(both.any()):
+        return 0.0, 0.0
+    one, other = one[:, both], other[:, both]
+    counted = min(
+        independent_numbers(standardized(each, torch.ones_like(each, dtype=torch.bool))) for each in (one, other)
+    )
+    ratio = float((one.var(0) / other.var(0)).log().mean())
+    return (ratio, ratio / math.sqrt(4 / ((len(one) - 1) * counted))) if counted >= 1 else (0.0, 0.0)

@@ -61,9 +61,7 @@ class Observed:
         """How much each tensor (T,) is to count, by the noise of this run, which has no canaries: by inverse variances.
 
         Of their sum so weighted, an included canary adds 1."""
-        variance = self.evidence.square().mean((0, 2))
-        least = max(LEAST_VARIANCE * float(variance.max()), torch.finfo(variance.dtype).tiny)
-        inverse = 1 / variance.clamp_min(least)
+        inverse = inverse_variances(self.evidence.square().mean((0, 2)))
         return math.sqrt(len(inverse)) * inverse / inverse.sum()
 
     def scores(self, shares: Tensor, beside: "Observed | None" = None) -> Tensor:
@@ -78,6 +76,12 @@ class Observed:
         seen = torch.einsum("ktm,t->km", seen, shares)
         drawn = rates.log() + (seen - 0.5) / spreads.square().unsqueeze(1)
         return torch.logaddexp(torch.log1p(-rates), drawn).sum(0)
+
+
+def inverse_variances(variances: Tensor) -> Tensor:
+    """One over the variances of tensors' noise (T,), of which those next to none count as LEAST_VARIANCE."""
+    least = max(LEAST_VARIANCE * float(variances.max()), torch.finfo(variances.dtype).tiny)
+    return 1 / variances.clamp_min(least)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,8 @@
 """Statistics that are planted in the place of those of a client's images, and chains of pooled releases made of them.
 
-No picture lies at the edge of a region whose radius is a high quantile of public distances: black and white images came
-to a fifth of what a mean may move. Planted statistics lie there, half of them on either side of the center, or half of
-them at the center, so that what hangs on a median, on extremes or on lengths moves as far as it can."""
+Few pictures lie at the edge of a region whose radius is a high quantile of public distances, so that real neighbors
+move a mean by much less than its cost allows. Planted statistics lie there, half of them on either side of the center,
+or half of them at the center, so that what hangs on a median, on extremes or on lengths moves as far as it can."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
