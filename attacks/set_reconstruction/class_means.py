@@ -14,7 +14,6 @@ images, whom it has trained by the target's method: its mean, and its covariance
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -29,6 +28,7 @@ from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.federation.artifacts import ModelState, Prototypes
 from fdgsec.nn.training.batches import augment
 from fdgsec.nn.training.training_plan import TrainingPlan
+from fdgsec.runtime.cached_values import computed_once
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, stream
 from fdgsec.threats.adversary import Knowledge, View
@@ -65,12 +65,12 @@ class PrototypeReader:
             held.append(images.subset(order[: self.size]))
         return self.knowledge.simulate(held, child(self.rng, name, "training"), rounds=1), held
 
-    @cached_property
+    @computed_once
     def others(self) -> View:
         """What the server sees of UNRELATED clients of the adversary's images, behind whom no candidate is."""
         return self._trained("unrelated", UNRELATED)[0]
 
-    @cached_property
+    @computed_once
     def error(self) -> tuple[Tensor, Whitening]:
         """The mean error (d,) of a prototype, and the whitening of what one image adds to it."""
         view, held = self._trained("simulated", SIMULATED)

@@ -17,13 +17,13 @@ A step factorizes a matrix as large as the smaller one of numbers and unknowns, 
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 from scipy.linalg import blas, lapack
 
 from fdgsec.attacks.set_reconstruction.box_least_squares import Array
+from fdgsec.runtime.cached_values import computed_once
 
 STEPS = 60
 """Steps at most, at the largest damping; as many times more as the damping is smaller than LARGEST_DAMPING."""
@@ -164,18 +164,18 @@ class _Sums:
     matrix: Array
     target: Array
 
-    @cached_property
+    @computed_once
     def columns(self) -> Array:
         """The matrix, stored by columns as LAPACK reads it."""
         return np.asfortranarray(self.matrix)
 
-    @cached_property
+    @computed_once
     def gram(self) -> Array | None:
         """The product (G, G) of the matrix with itself; None where systems of (rows, rows) are cheaper."""
         rows, count = self.matrix.shape
         return None if rows < FEW * count else self.matrix.T @ self.matrix
 
-    @cached_property
+    @computed_once
     def toward(self) -> Array:
         """The product (G,) of the matrix and the target."""
         found: Array = self.matrix.T @ self.target

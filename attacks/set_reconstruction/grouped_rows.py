@@ -12,7 +12,6 @@ noise alone, and their mean is the group's (fdgsec.attacks.set_reconstruction.no
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -28,6 +27,7 @@ from fdgsec.attacks.statistics.release_precision import rounding_of_values
 from fdgsec.attacks.statistics.style_conventions import CONVENTIONS
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import ImageStyles
+from fdgsec.runtime.cached_values import computed_once
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, stream
 from fdgsec.threats.adversary import Knowledge
@@ -107,7 +107,7 @@ class GroupReader:
         )  # fmt: skip
         return listed_weights(known) or known.solved(best_prior(known, child(self.rng, "prior", group.size)))
 
-    @cached_property
+    @computed_once
     def _blur(self) -> RowBlur:
         """What the defense does to a row after the mean is taken."""
         if self.knowledge.defended is None:
@@ -115,11 +115,11 @@ class GroupReader:
             return RowBlur(gain=1.0, shift=torch.zeros(width).double(), scale=torch.zeros(width).double())
         return blur_of_rows(self.knowledge, self._own, child(self.rng, "blur"))
 
-    @cached_property
+    @computed_once
     def _own(self) -> DomainDataset:
         return images_of(self.knowledge, self.domain)
 
-    @cached_property
+    @computed_once
     def _convention(self) -> tuple[bool, float]:
         """The convention under which the target's rows of the adversary's images are those that it computes."""
         if self.knowledge.shared is None:
@@ -136,7 +136,7 @@ class GroupReader:
         unbiased, eps = self._convention
         return torch.cat(self.knowledge.statistics(images).style(unbiased=unbiased, eps=eps), dim=1).float().double()
 
-    @cached_property
+    @computed_once
     def _error(self) -> Tensor:
         """The root mean square (D,) of what a defense changes in a group's row beside taking the mean."""
         if self.knowledge.defended is None:

@@ -12,7 +12,6 @@ are (fdgsec.attacks.set_reconstruction.unequal_weights)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -28,6 +27,7 @@ from fdgsec.attacks.statistics.pooled_questions import domain_of, size_of
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.federation.artifacts import HeadGradient, ModelState
 from fdgsec.nn.training.training_plan import TrainingPlan
+from fdgsec.runtime.cached_values import computed_once
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child
 from fdgsec.threats.adversary import Knowledge, View
@@ -67,17 +67,17 @@ class GradientReader:
             held.append(images.subset(order[: self.size]))
         return self.knowledge.simulate(held, child(self.rng, name, "exchange")), held
 
-    @cached_property
+    @computed_once
     def others(self) -> View:
         """What the server sees of UNRELATED clients of the adversary's images, behind whom no candidate is."""
         return self._shared("unrelated", UNRELATED)[0]
 
-    @cached_property
+    @computed_once
     def batch(self) -> int:
         """The number of images in a batch."""
         return (self.knowledge.plan or TrainingPlan()).batch_size
 
-    @cached_property
+    @computed_once
     def error(self) -> float:
         """The root mean square error of a gradient's numbers, as a share of their spread over images."""
         view, held = self._shared("simulated", SIMULATED)

@@ -12,7 +12,7 @@ likeliest."""
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from fdgsec.attacks.set_reconstruction.absent_members import ImageDistribution, 
 from fdgsec.attacks.set_reconstruction.box_least_squares import Array, box_least_squares, least_value
 from fdgsec.attacks.statistics.domain_populations import Population
 from fdgsec.metrics.roc import auc
+from fdgsec.runtime.cached_values import computed_once
 
 NEAREST = 0.005
 """Of the members: how exactly the likeliest number of absent ones is sought."""
@@ -62,13 +63,13 @@ class ListEquations:
             return self
         return replace(self, population=lambda: other._others)
 
-    @cached_property
+    @computed_once
     def _others(self) -> ImageDistribution:
         """What members are like that are no candidates."""
         assert self.population is not None  # else no members are absent
         return self.population()
 
-    @cached_property
+    @computed_once
     def _scatter(self) -> Array:
         """The sum over candidates of squares about their mean, (D, D)."""
         around = self.candidates - self.candidates.mean(0)
@@ -123,7 +124,7 @@ class ListEquations:
         least = 2 * least_value(matrix, values, weights, ridge=ridge, toward=share) - pull
         return replace(found, ruled_out=least > self.largest_residual)
 
-    @cached_property
+    @computed_once
     def largest_residual(self) -> float:
         """The squared residual, in units of errors, that the true list exceeds with probability BY_CHANCE.
 

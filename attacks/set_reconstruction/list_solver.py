@@ -4,7 +4,6 @@ than one list."""
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from fdgsec.attacks.set_reconstruction.list_equations import (
     rehearsed,
 )
 from fdgsec.metrics.roc import auc
+from fdgsec.runtime.cached_values import computed_once
 from fdgsec.runtime.random_streams import child
 
 LEVELS = np.array([0.0, 1.0])
@@ -115,7 +115,7 @@ class ListSolver:
         found = propagations(known, [self.rehearsal.exact])[-1]
         return found.posterior if found.only else None
 
-    @cached_property
+    @computed_once
     def rehearsal(self) -> Rehearsal:
         """How lists of the adversary's own are found."""
         gains, exact = dict.fromkeys(RANKED, 0.0), list[Attempt]()

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -23,6 +22,7 @@ from fdgsec.attacks.statistics.release_precision import rounding_noise
 from fdgsec.attacks.statistics.tracing import fit_whitening
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import ModelState
+from fdgsec.runtime.cached_values import computed_once
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child
 from fdgsec.threats.adversary import Knowledge
@@ -51,12 +51,12 @@ class StatisticTable:
     read: list[tuple[DomainDataset, Tensor]] = field(default_factory=list)
     """The candidates whose records were read last, with these: a case is read in several roundings, one by one."""
 
-    @cached_property
+    @computed_once
     def populations(self) -> Sequence[Population]:
         """The domain's population in each release."""
         return [populations_of([self.domain], knowledge)[self.domain] for knowledge in self.knowledges]
 
-    @cached_property
+    @computed_once
     def population(self) -> Population:
         """The domain's population in all releases together."""
         return self.populations[0] if len(self.populations) == 1 else stacked(self.populations)

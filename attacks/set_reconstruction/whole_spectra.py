@@ -10,7 +10,6 @@ adversary's images of the domain as well, and what correlates with directions ou
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -29,6 +28,7 @@ from fdgsec.federation.released_statistics import MeanSpectra
 from fdgsec.nn.styles.amplitude_spectra import amplitudes
 from fdgsec.nn.styles.channel_statistics import Moments
 from fdgsec.nn.styles.image_styles import resized
+from fdgsec.runtime.cached_values import computed_once
 from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.attack import Case
 
@@ -101,7 +101,7 @@ class SpectraTable:
         """The knowledge that reads the one release of a case; there are no squares in a spectrum."""
         return [(self.knowledge, torch.zeros(0, dtype=torch.float64))]
 
-    @cached_property
+    @computed_once
     def reference(self) -> Tensor:
         """t of the adversary's images of the domain, (n, D) float32."""
         return self.spectra.rows(images_of(self.knowledge, self.domain))

@@ -1,4 +1,4 @@
-"""Attacks that other processes compute ahead of the loop, from the last one backward.
+"""Attacks that other processes compute ahead of the loop.
 
 A process is a copy of this one (fork), with the run, its images and all that was learned of them, and keeps what it
 finishes as the loop does (fdgsec.experiments.attack.kept_outcomes). The loop computes the attacks from the first one
@@ -95,7 +95,7 @@ class Processes:
 
 @contextmanager
 def working_ahead(work: Callable[[int], bool], tasks: Sequence[int], *, workers: int) -> Iterator[Ahead]:
-    """Have `workers` - 1 other processes call `work` on `tasks`, the last one first; it says whether that is finished.
+    """Have `workers` - 1 other processes call `work` on `tasks`, in their order; it says whether one is finished.
 
     None is started with one worker or fewer than two tasks, where the system cannot copy a process, or where a copy
     could not use what this one uses: several threads, a GPU. All end with the block, and with this process however it
@@ -149,14 +149,14 @@ def _work(
     watched: Connection,
     held: Connection,
 ) -> None:
-    """Call `work` on tasks that nobody has begun, the last one first, until there is none or one is not finished."""
+    """Call `work` on tasks that nobody has begun, in their order, until one is not finished."""
     held.close()  # the copy of it, which would keep `watched` open
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the process that began it decides
     threading.Thread(target=end_with, args=(watched,), daemon=True).start()
     with reporting(NoProgress()):
-        for number in reversed(tasks):
+        for number in tasks:
             if not _claimed(claims, number):
-                return
+                continue
             try:
                 if not work(number):
                     return

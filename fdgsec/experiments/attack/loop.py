@@ -41,6 +41,9 @@ from fdgsec.threats.judging.groups import unavailable
 
 UPLOADED = frozenset({"StyleStatistics", "StyleDistribution", "ImageStyles", "Amplitudes"})
 """Artifacts that clients send before any training."""
+LONGEST = frozenset({"style-inversion"})
+"""Attacks that take so long that another process begins them at once. It takes the others from the last one on, and the
+loop from the first one on: each goes on until none is left."""
 NONE_KEPT = "no attack is kept: fdgsec does not know the code of all that was run; the same command starts anew."
 NOTHING_ASKED = f"{COULD_NOT_RUN}its options and the number of images leave it nothing to ask"
 
@@ -104,21 +107,27 @@ def run_attacks(
 
     Those that can be kept are shared out among `workers` processes (fdgsec.experiments.attack.attacks_ahead). An
     interruption ends with what is kept (fdgsec.runtime.interruption.Interrupted)."""
-    outcomes = []
+    ended, elsewhere = dict[int, Outcome](), list[int]()
     with telling(lambda: NONE_KEPT if finished is None else finished.told(attacks)):
         kept = [None if finished is None else finished.read(attack) for attack in attacks]
         lacking = [number for number, outcome in enumerate(kept) if outcome is None and finished is not None]
+        lacking.sort(key=lambda number: (attacks[number].name not in LONGEST, -number))
         with working_ahead(
             lambda number: _run_and_keep(attacks[number], setting, finished)[1], lacking, workers=workers
         ) as ahead:
             for number, attack in enumerate(attacks):
+                if number in lacking and not ahead.begins(number):
+                    elsewhere.append(number)
+                    continue
                 progress.update(attack.name, 0, 1)
-                outcome = kept[number]
-                if outcome is None and finished is not None and not ahead.begins(number) and ahead.finishes(number):
-                    outcome = finished.made(attack)
-                outcomes.append(outcome or _run_and_keep(attack, setting, finished)[0])
+                ended[number] = kept[number] or _run_and_keep(attack, setting, finished)[0]
                 progress.update(attack.name, 1, 1)
-    return outcomes
+            for number in elsewhere:
+                progress.update(attacks[number].name, 0, 1)
+                made = finished.made(attacks[number]) if finished is not None and ahead.finishes(number) else None
+                ended[number] = made or _run_and_keep(attacks[number], setting, finished)[0]
+                progress.update(attacks[number].name, 1, 1)
+    return [ended[number] for number in range(len(attacks))]
 
 
 def _run_and_keep(attack: Attack, setting: AttackSetting, finished: FinishedAttacks | None) -> tuple[Outcome, bool]:
