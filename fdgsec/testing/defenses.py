@@ -154,8 +154,8 @@ def _check_moves(method: Method, stack: DefenseStack, start: GlobalModel) -> Non
         expect(False, "noise has the tails that its cost says", f"that of {release.slot!r} is cut")
     for one in moved_too_far(site, stack):
         expect(
-            False, "a release moves with one image no further than its cost allows",
-            f"{one.release.slot!r} moves {one.words}",
+            False, "a release moves with one image or client no further than its cost allows",
+            f"{one.release.slot!r} moves with {one.by} {one.words}",
         )  # fmt: skip
 
 

@@ -144,7 +144,10 @@ class DoesNothing(Quantize):
             "a cost does not depend on the records: that of 'style' is another one",
         ),
         *(
-            (liar(epsilon=4.0), "a release moves with one image no further than its cost allows: 'style' moves")
+            (
+                liar(epsilon=4.0),
+                "a release moves with one image or client no further than its cost allows: 'style' moves with one image",
+            )
             for liar in (StylesClippedAboutTheirMedian, StylesOfTheMostFrequentClass, *UNDOING, *TOLD_APART)
         ),
         (StylesWithCutNoise(epsilon=4.0), "noise has the tails that its cost says: that of 'style' is cut"),
@@ -160,7 +163,10 @@ def test_a_liar_is_found_out_and_told_which_promise_it_broke(liar: object, promi
 @pytest.mark.parametrize(
     ("liar", "promise"),
     [
-        (StylesAboutTheirMedianLater(epsilon=4.0), "a release moves with one image no further than its cost allows"),
+        (
+            StylesAboutTheirMedianLater(epsilon=4.0),
+            "a release moves with one image or client no further than its cost allows",
+        ),
         (StylesPaidOnce(epsilon=4.0), "every new release has its cost: 'distribution' of round 1"),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fdgsec.data.domains import DomainDataset
+from fdgsec.experiments.audit.small_networks import layered
 from fdgsec.federation.dp_sgd_joint import Gradients, StepsJointly, joint_training
 from fdgsec.federation.method import Client, Clock, Method
 from fdgsec.nn.networks.classifiers import Classifier
@@ -24,8 +25,6 @@ from fdgsec.runtime.random_streams import stream
 
 SLOPE = 1e4
 """The gradient of a canary in each of its weights, far above any clipping bound in use."""
-LAYERS = 8
-"""Layers, each of a matrix and a vector, beside the last one."""
 EVERYWHERE, AGAINST, IN_THE_LAST, IN_MATRICES, IN_VECTORS, FAINT = range(6)
 """Labels of canaries: of a gradient in every tensor, of a longer one against it, of one in the last layer alone, in the
 matrices or the vectors of the other layers, and of one of next to no length."""
@@ -121,25 +120,3 @@ def lit_pixels(count: int, side: int) -> DomainDataset:
         name="canaries", store=images.view(count, 3, side, side), rows=torch.arange(count), labels=zeros, domains=zeros,
         ids=tuple(f"canary/{number}" for number in range(count)), class_names=("canary",), domain_names=("canary",),
     )  # fmt: skip
-
-
-def layered(inputs: int) -> Classifier:
-    """A network of a linear layer without bias and LAYERS small ones, with zero weights: 2 LAYERS + 1 tensors.
-
-    The small layers have one input and as many outputs as there are pixels."""
-    return _network(inputs, LAYERS)
-
-
-def one_layer(inputs: int) -> Classifier:
-    """A network of one linear layer without bias, with zero weights."""
-    return _network(inputs, 0)
-
-
-def _network(inputs: int, layers: int) -> Classifier:
-    with torch.device("meta"):  # avoids draws from the global random stream
-        head, body = nn.Linear(inputs, 1, bias=False), nn.Sequential(*(nn.Linear(1, inputs) for _ in range(layers)))
-    for part in (head, body):
-        part.to_empty(device="cpu")
-        for weights in part.parameters():
-            nn.init.zeros_(weights)
-    return Classifier(backbone="linear", norm="group", body=body, neck=nn.Flatten(), head=head)

@@ -4,7 +4,8 @@ A canary among real images moves no median, no majority and no extreme. A clip a
 for a clip about a public center, is bounded along no canary's direction; between clients of which one has a black image
 more than half, and one has not, its mean jumps. So what is sent of neighbors along chains of clients
 (fdgsec.experiments.audit.chains_of_clients), and of statistics at the edge of what is clipped
-(fdgsec.experiments.audit.planted_statistics), is compared: a few draws show which neighbors lie furthest apart, by each
+(fdgsec.experiments.audit.planted_statistics), is compared, and so are planted updates and scores
+(fdgsec.experiments.audit.planted_updates): a few draws show which neighbors lie furthest apart, by each
 of several tests (fdgsec.experiments.audit.neighbor_tests), more draws of these whether any lie further than the cost
 allows, and many whether they lie too far. Where clients are protected and not images, any two clients are neighbors."""
 
@@ -20,6 +21,7 @@ from fdgsec.experiments.audit.message_canaries import reference_of
 from fdgsec.experiments.audit.neighbor_tests import FACTOR, SCREENED_BY, TESTS, Apart, Drawn, Test, drawn
 from fdgsec.experiments.audit.neighboring_clients import Release, Site, shared_releases
 from fdgsec.experiments.audit.planted_statistics import chains_of_statistics, is_pooled
+from fdgsec.experiments.audit.planted_updates import chain_of_updates, chains_of_scores
 from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.runtime.errors import UsageError
 
@@ -40,20 +42,22 @@ Pair = tuple[Release, Release]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Moved:
-    """A release that one image moves further than its cost allows; how far, in words."""
+    """A release that one image or client moves further than its cost allows; how far, in words.
+
+    `by` is "one image", or "one client" where that is what all of its cost protects."""
 
     release: Release
     words: str
+    by: str
 
 
 def moved_too_far(site: Site, defense_stack: DefenseStack) -> list[Moved]:
-    """The releases with a cost, of each slot in the first rounds, that one image moves further than it allows.
+    """The releases with a cost, of each slot in the first rounds, that one image or client moves further than it
+    allows.
 
     A client whose own releases have none has none with other images: costs that depend on these are a fault of their
     own (fdgsec.experiments.audit.noise_of_records)."""
     site = replace(site, clocks=site.clocks[:ROUNDS])
-    if not any(one.sent(defense_stack)[1] for made in shared_releases(site).values() for one in made):
-        return []
     fresh = replace(defense_stack, name=f"{defense_stack.name}/confirmed")
     found = []
     less = _one_image_less(site, defense_stack)
@@ -70,14 +74,19 @@ def _beyond(pairs: Sequence[Pair], defense_stack: DefenseStack) -> Iterator[Move
     for pair in pairs:
         for test, apart in _tested(pair, TESTS, defense_stack, DRAWS):
             if apart.too_far:
-                yield Moved(release=pair[0], words=apart.words)
+                yield _moved(pair[0], apart, defense_stack)
             if apart.times > max(FACTOR, suspected[test][0] if test in suspected else 0.0):
                 suspected[test] = apart.times, pair
     sure = replace(defense_stack, name=f"{defense_stack.name}/sure")
     for pair in dict.fromkeys(pair for _, pair in suspected.values()):
         for _, apart in _tested(pair, [test for test in suspected if suspected[test][1] is pair], sure, SURE):
             if apart.too_far:
-                yield Moved(release=pair[0], words=apart.words)
+                yield _moved(pair[0], apart, defense_stack)
+
+
+def _moved(release: Release, apart: Apart, defense_stack: DefenseStack) -> Moved:
+    units = {use.unit for use in release.sent(defense_stack)[1] or ()}
+    return Moved(release=release, words=apart.words, by="one client" if units == {"client"} else "one image")
 
 
 def _tested(pair: Pair, tests: Sequence[Test], defense_stack: DefenseStack, draws: int) -> Iterator[tuple[Test, Apart]]:
@@ -90,7 +99,7 @@ def _tested(pair: Pair, tests: Sequence[Test], defense_stack: DefenseStack, draw
 def _furthest_pairs(site: Site, defense_stack: DefenseStack) -> Mapping[tuple[str, int], Sequence[Pair]]:
     """Of each slot and round the neighbors that a few draws put furthest apart, CONFIRMED of them by each test."""
     found: dict[tuple[str, int], list[list[tuple[float, Pair]]]] = {}
-    for clients in _chains(site, defense_stack):
+    for clients in chain(_chains(site, defense_stack), _planted(site, defense_stack)):
         before: Mapping[tuple[str, int], Drawn] = {}
         for releases in clients:
             now = _screened(releases, defense_stack)
@@ -112,6 +121,8 @@ def _chains(site: Site, defense_stack: DefenseStack) -> Iterator[Iterable[Sequen
     """Chains of what clients share, each of which is a neighbor of the one before."""
     data, own = site.client.data, _shared(site, site.client.data)
     units = {release: {use.unit for use in release.sent(defense_stack)[1] or ()} for release in own}
+    if not any(units.values()):
+        return
     for clients in chains_of(data):
         yield (_shared(site, images) for images in clients)
     if any("client" in unit for unit in units.values()):
@@ -121,6 +132,14 @@ def _chains(site: Site, defense_stack: DefenseStack) -> Iterator[Iterable[Sequen
         if "record" in unit and is_pooled(release, "record"):
             for releases in chains_of_statistics(release, reference_of(defense_stack)):
                 yield ([one] for one in releases)
+
+
+def _planted(site: Site, defense_stack: DefenseStack) -> Iterator[Sequence[Sequence[Release]]]:
+    """Chains of model updates and scores of every round."""
+    for clock in site.clocks:
+        yield [[one] for one in chain_of_updates(site, clock, defense_stack)]
+        for scores in chains_of_scores(site, clock, defense_stack):
+            yield [[one] for one in scores]
 
 
 def _one_image_less(site: Site, defense_stack: DefenseStack) -> Mapping[tuple[str, int], Sequence[Pair]]:

@@ -22,7 +22,6 @@ from types import FrameType
 import torch
 from torch import Tensor
 
-from fdgsec.experiments.audit.gradient_canaries import one_layer
 from fdgsec.experiments.audit.message_canaries import DIRECTIONS, noise_coordinates
 from fdgsec.experiments.audit.moved_releases import moved_too_far
 from fdgsec.experiments.audit.neighboring_clients import Release, Site, numbers
@@ -31,10 +30,9 @@ from fdgsec.experiments.audit.noise_shape import DRAWS_A_NUMBER, SUSPECT, THIN, 
 from fdgsec.experiments.audit.noise_tails import without_tails
 from fdgsec.experiments.audit.noise_within import MOST_TENSORS, alike, draws_within, tensors_of, two_readings
 from fdgsec.experiments.audit.planted_statistics import is_pooled
+from fdgsec.experiments.audit.small_networks import one_layer, small_model
 from fdgsec.federation.artifacts import ModelState, Scores
 from fdgsec.federation.defense_stack import DefenseStack
-from fdgsec.federation.method import GlobalModel
-from fdgsec.nn.networks.classifiers import Classifier
 
 INPUTS = 12
 """Numbers in the small artifacts on which noise is compared."""
@@ -60,8 +58,8 @@ class NoiseChecks:
     whose noise or cost depends on the records, `thin` those of which some direction has less noise than the numbers,
     and `left_out` those where that is sure. Whether it hides too little is for a canary to tell, which those `bounded`
     have: noise that was projected with the mean that it hides, onto public directions, is sound. `moved` are releases
-    that one image moves further than their cost allows, each with both distances in words, and `trainings` says so of
-    private training. `seeding` tells whether a release calls `manual_seed`, which keeps 32 bits."""
+    that one image or client moves further than their cost allows, each with both distances in words, and `trainings`
+    says so of private training. `seeding` tells whether a release calls `manual_seed`, which keeps 32 bits."""
 
     releases: int = 0
     alike: tuple[int, int] | None = None
@@ -97,7 +95,8 @@ class NoiseChecks:
             "noise is not Gaussian, as its cost says": bool(self.shapes),
             "noise leaves directions out": not set(self.left_out) <= set(self.bounded),
             "noise depends on the records that it hides": bool(self.of_records),
-            "one image moves a release further than its cost allows": bool(self.moved) or bool(self.trainings),
+            "one image or client moves a release further than its cost allows": bool(self.moved)
+            or bool(self.trainings),
         }
 
     def line(self) -> str:
@@ -111,7 +110,7 @@ class NoiseChecks:
             for release in self.thin
         ]
         said += [f"the noise or cost of {release} changes where its records do" for release in self.of_records]
-        said += [*(f"one image moves {release}" for release in self.moved), *self.trainings]
+        said += [*self.moved, *self.trainings]
         if self.alike is not None:
             said.insert(0, "releases {} and {} of the same records are alike".format(*self.alike))
         elif self.states_bits is not None:
@@ -126,24 +125,13 @@ class NoiseChecks:
         return "; ".join(said)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _SmallModel(GlobalModel):
-    """A global model of one small layer, whatever the blueprint."""
-
-    def module(self, *, layout: torch.memory_format = torch.contiguous_format) -> Classifier:
-        network = one_layer(INPUTS)
-        network.load_state_dict(dict(self.state.state))
-        return network.to(memory_format=layout)
-
-
 def small(release: Release) -> Release:
     """A release with few numbers behind which a defense draws its noise as behind `release`."""
     if isinstance(release.artifact, Scores):
         return replace(release, artifact=Scores(values=torch.zeros(INPUTS).to(release.artifact.values)))
     if release.sender.model is None or type(release.artifact) is not ModelState:
         return release
-    state = {name: value.detach().clone() for name, value in one_layer(INPUTS).state_dict().items()}
-    model = _SmallModel(blueprint=release.sender.model.blueprint, state=ModelState(state=state))
+    model = small_model(release.sender.model, one_layer(INPUTS))
     return replace(release, artifact=model.state, sender=replace(release.sender, model=model))
 
 
@@ -166,7 +154,7 @@ def check_messages(runs: Sequence[Release], site: Site, place: int, *, releases:
     checks = NoiseChecks(
         confidence=confidence, correlated=[*_correlated(given, sent), *shared], within=within, shapes=shapes,
         of_records=[named_release(one) for one in depend_on_records(site, alone)],
-        moved=[f"{named_release(one.release)} {one.words}" for one in moved_too_far(site, alone)],
+        moved=[f"{one.by} moves {named_release(one.release)} {one.words}" for one in moved_too_far(site, alone)],
     )  # fmt: skip
     if not releases or len(sent("size", first)) < FEWEST_NUMBERS:
         return checks

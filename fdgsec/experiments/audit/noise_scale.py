@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fdgsec.experiments.audit.gradient_canaries import lit_pixels, moves, one_layer
+from fdgsec.experiments.audit.gradient_canaries import lit_pixels, moves
 from fdgsec.experiments.audit.neighboring_clients import LEAST, Site
 from fdgsec.experiments.audit.one_run import canary_plan, costs, trainings
+from fdgsec.experiments.audit.small_networks import one_layer
 from fdgsec.federation.defense import Uses
 from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.method import Client, Clock

@@ -23,8 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fdgsec.experiments.audit.gradient_canaries import lit_pixels, moves, networks_of, one_layer
+from fdgsec.experiments.audit.gradient_canaries import lit_pixels, moves, networks_of
 from fdgsec.experiments.audit.neighboring_clients import Site
+from fdgsec.experiments.audit.small_networks import one_layer
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.defense import PrivateTrainer, Uses
 from fdgsec.federation.defense_stack import DefenseStack

@@ -1,0 +1,50 @@
+"""Small networks in the place of large ones: what is done to any number of a model is done to a few in the same way."""
+
+import torch
+from torch import nn
+
+from fdgsec.federation.artifacts import ModelState
+from fdgsec.federation.method import GlobalModel
+from fdgsec.nn.networks.classifiers import Classifier
+
+LAYERS = 8
+"""Layers, each of a matrix and a vector, beside the last one."""
+
+
+class SmallModel(GlobalModel):
+    """A global model whose network is one of this module's, whatever the blueprint."""
+
+    def module(self, *, layout: torch.memory_format = torch.contiguous_format) -> Classifier:
+        """Make the network with the state."""
+        state = self.state.state
+        network = _network(state["head.weight"].shape[1], (len(state) - 1) // 2)
+        network.load_state_dict(dict(state))
+        return network.to(memory_format=layout)
+
+
+def small_model(like: GlobalModel, network: Classifier) -> SmallModel:
+    """The model of one of these networks, with the blueprint of another model."""
+    state = {name: value.detach().clone() for name, value in network.state_dict().items()}
+    return SmallModel(blueprint=like.blueprint, state=ModelState(state=state))
+
+
+def layered(inputs: int) -> Classifier:
+    """A network of a linear layer without bias and LAYERS small ones, with zero weights: 2 LAYERS + 1 tensors.
+
+    The small layers have one input and as many outputs as there are pixels."""
+    return _network(inputs, LAYERS)
+
+
+def one_layer(inputs: int) -> Classifier:
+    """A network of one linear layer without bias, with zero weights."""
+    return _network(inputs, 0)
+
+
+def _network(inputs: int, layers: int) -> Classifier:
+    with torch.device("meta"):  # avoids draws from the global random stream
+        head, body = nn.Linear(inputs, 1, bias=False), nn.Sequential(*(nn.Linear(1, inputs) for _ in range(layers)))
+    for part in (head, body):
+        part.to_empty(device="cpu")
+        for weights in part.parameters():
+            nn.init.zeros_(weights)
+    return Classifier(backbone="linear", norm="group", body=body, neck=nn.Flatten(), head=head)

@@ -1,0 +1,120 @@
+"""Defenses of model updates and scores that state a finite epsilon and let through more than it allows."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fdgsec.defenses.dp_fedavg import DPFedAvg, clipped
+from fdgsec.defenses.private_scores import PrivateScores
+from fdgsec.federation.artifacts import ModelState, Scores
+from fdgsec.federation.defense import Outgoing, Protected
+from fdgsec.runtime.secret_streams import SecretStream
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdatesClippedWithoutOne(DPFedAvg):
+    """Takes the length of an update without the `skipped` tensor, which the factor is then applied to as well."""
+
+    skipped: int = -1
+
+    def _clipped_change(
+        self, state: Mapping[str, Tensor], received: Mapping[str, Tensor], names: Sequence[str]
+    ) -> dict[str, Tensor]:
+        changes = {name: state[name].double() - received[name].double() for name in names}
+        counted = {name: change for name, change in changes.items() if name != names[self.skipped]}
+        length = float(torch.cat([change.flatten() for change in counted.values()]).norm())
+        return {name: change * min(1.0, self.clip / length) if length else change for name, change in changes.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdatesClippedByTensor(DPFedAvg):
+    """Clips each tensor by itself to what the whole update may have."""
+
+    def _clipped_change(
+        self, state: Mapping[str, Tensor], received: Mapping[str, Tensor], names: Sequence[str]
+    ) -> dict[str, Tensor]:
+        return {
+            name: clipped({name: state[name].double() - received[name].double()}, self.clip)[name] for name in names
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdatesClippedInTheLargest(DPFedAvg):
+    """Bounds the largest number of an update in place of its length."""
+
+    def _clipped_change(
+        self, state: Mapping[str, Tensor], received: Mapping[str, Tensor], names: Sequence[str]
+    ) -> dict[str, Tensor]:
+        return {name: (state[name].double() - received[name].double()).clamp(-self.clip, self.clip) for name in names}
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdatesWithNoiseOf(DPFedAvg):
+    """Adds noise to a clipped update, `scaled` to its tensors in some way."""
+
+    def scaled(self, changes: Mapping[str, Tensor]) -> Mapping[str, float]:
+        """The factor of the noise in each tensor."""
+        return dict.fromkeys(changes, 1.0)
+
+    def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
+        sender = outgoing.sender
+        if outgoing.stage != "update" or outgoing.name != "model" or sender.model is None:
+            return super().on_message(outgoing, rng)
+        received, sent = sender.model.state.state, outgoing.artifact.tensors()
+        names, noise = self._parameters(sender.model, sent), self.noise(sender)
+        changes = self._clipped_change(sent, received, names)
+        factors = self.scaled(changes)
+        noisy = {
+            name: (
+                received[name].double()
+                + change
+                + noise * factors[name] * rng.normal(change.numel()).reshape(change.shape)
+            ).to(received[name])
+            for name, change in changes.items()
+        }
+        return Protected(artifact=ModelState(state=dict(received) | noisy), uses=self._uses(noise))
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdatesWithoutNoiseOnVectors(UpdatesWithNoiseOf):
+    """Vectors are clipped with the rest, and get no noise."""
+
+    def scaled(self, changes: Mapping[str, Tensor]) -> Mapping[str, float]:
+        return {name: float(change.ndim > 1) for name, change in changes.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdatesWithNoiseOfTheirLength(UpdatesWithNoiseOf):
+    """Short updates get little noise."""
+
+    def scaled(self, changes: Mapping[str, Tensor]) -> Mapping[str, float]:
+        length = float(torch.cat([change.flatten() for change in changes.values()]).norm())
+        return dict.fromkeys(changes, max(length / self.clip, 0.05))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoresOfTheMajority(PrivateScores):
+    """Sends whether most validation images are classified well, with the noise of a mean over all of them."""
+
+    def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
+        scores = outgoing.artifact
+        if outgoing.stage != "review" or not isinstance(scores, Scores):
+            return None
+        bound = outgoing.sender.method.loss_bound  # type: ignore[attr-defined]  # as private-scores checks
+        decided = Scores(values=bound * (scores.values > bound / 2).to(scores.values))
+        return super().on_message(replace(outgoing, artifact=decided), rng)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoresOfRarelyWrongImages(PrivateScores):
+    """Sends how many of the first images are wrong, as a share of three, with the noise of a mean over all of them."""
+
+    def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
+        scores, validation = outgoing.artifact, outgoing.sender.client.validation
+        if outgoing.stage != "review" or not isinstance(scores, Scores) or validation is None:
+            return None
+        bound = outgoing.sender.method.loss_bound  # type: ignore[attr-defined]  # as private-scores checks
+        shown = Scores(values=(scores.values * len(validation) / 3).clamp_max(bound))
+        return super().on_message(replace(outgoing, artifact=shown), rng)
