@@ -7,9 +7,10 @@ import torch
 
 from fdgsec.experiments.audit.moved_releases import moved_too_far
 from fdgsec.experiments.audit.moved_weights import training_moves
-from fdgsec.experiments.audit.neighboring_clients import Site
+from fdgsec.experiments.audit.neighboring_clients import Site, releases_of
 from fdgsec.experiments.audit.noise_of_records import same_cost
 from fdgsec.experiments.audit.noise_tails import without_tails
+from fdgsec.experiments.audit.noise_within import update_repeats
 from fdgsec.experiments.run_config import RunConfig, made
 from fdgsec.experiments.setup.defenses import statistic_source_of
 from fdgsec.federation.defense import (
@@ -152,6 +153,9 @@ def _check_moves(method: Method, stack: DefenseStack, start: GlobalModel) -> Non
             expect(False, "a training moves with one image no further than its cost allows", said)
     for release in without_tails(site, stack, draws=TAILS):
         expect(False, "noise has the tails that its cost says", f"that of {release.slot!r} is cut")
+    for release in (releases[0] for releases in releases_of(site)):
+        again = bool(release.sent(stack)[1]) and update_repeats(release, stack)
+        expect(not again, "noise does not come again", f"that of {release.slot!r} is a shorter one over and over")
     for one in moved_too_far(site, stack):
         expect(
             False, "a release moves with one image or client no further than its cost allows",

@@ -44,6 +44,8 @@ UPLOADED = frozenset({"StyleStatistics", "StyleDistribution", "ImageStyles", "Am
 LONGEST = frozenset({"style-inversion"})
 """Attacks that take so long that another process begins them at once. It takes the others from the last one on, and the
 loop from the first one on: each goes on until none is left."""
+MODELS = "fedavg"
+"""The target of which models are attacked; others are attacked by what they send beside it."""
 NONE_KEPT = "no attack is kept: fdgsec does not know the code of all that was run; the same command starts anew."
 NOTHING_ASKED = f"{COULD_NOT_RUN}its options and the number of images leave it nothing to ask"
 
@@ -155,7 +157,12 @@ def reason_to_skip(attack: Attack, target: str, kinds: frozenset[str], adversary
     """Return why an attack does not apply: no artifact to read, or missing knowledge; empty if it applies."""
     if not attack.reads & kinds:
         wanted = " or ".join(kind_in_words(kind) for kind in sorted(attack.reads))
-        return f"not applicable: {target} sends no {wanted}"
+        beside = (
+            f" but the one that is trained, which `--target {MODELS}` asks about"
+            if "ModelState" in attack.reads
+            else ""
+        )
+        return f"not applicable: {target} sends no {wanted}{beside}"
     if isinstance(attack, Forges) and not any(party.startswith("client:") for party in adversary.parties):
         return f"not applicable: {attack.name} needs a malicious client (--adversary client)"
     lacking = attack.needs - set(adversary.knows)

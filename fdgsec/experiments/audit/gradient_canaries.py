@@ -21,15 +21,19 @@ from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import Batch, TrainingSet
 from fdgsec.nn.training.training_plan import TrainingPlan, optimizer_of
 from fdgsec.privacy.dp_sgd import PrivateTrainer
+from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 
 SLOPE = 1e4
 """The gradient of a canary in each of its weights, far above any clipping bound in use."""
-EVERYWHERE, AGAINST, IN_THE_LAST, IN_MATRICES, IN_VECTORS, FAINT = range(6)
+EVERYWHERE, AGAINST, IN_THE_LAST, IN_MATRICES, IN_VECTORS, IN_KERNELS, FAINT = range(7)
 """Labels of canaries: of a gradient in every tensor, of a longer one against it, of one in the last layer alone, in the
-matrices or the vectors of the other layers, and of one of next to no length."""
-PARTS = ((1.0, 1.0, 1.0), (-2.0, -2.0, -2.0), (1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0), (1e-12, 1e-12, 1e-12))
-"""Lengths of gradients by label, in the last layer, in each matrix and in each vector."""
+matrices, the vectors or the kernels of the other layers, and of one of next to no length."""
+PARTS = (
+    (1.0, 1.0, 1.0, 1.0), (-2.0, -2.0, -2.0, -2.0), (1.0, 0.0, 0.0, 0.0), (0.0, 1.0, 0.0, 0.0), (0.0, 0.0, 1.0, 0.0),
+    (0.0, 0.0, 0.0, 1.0), (1e-12, 1e-12, 1e-12, 1e-12),
+)  # fmt: skip
+"""Lengths of gradients by label, in the last layer, in each matrix, in each vector and in each kernel."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +46,14 @@ class OwnWeights:
     def __call__(self, batch: Batch, model: Classifier) -> Tensor:
         """The losses, (B,)."""
         pixels = batch.images.flatten(1)
-        last, matrices, vectors = pixels.new_tensor(PARTS)[batch.labels.to(pixels.device)].T
+        last, matrices, vectors, kernels = pixels.new_tensor(PARTS)[batch.labels.to(pixels.device)].T
         outputs: Tensor = last * model.head(pixels).squeeze(1)
         nothing = pixels.new_zeros((len(pixels), 1))
         for layer in model.body.children():
+            if isinstance(layer, nn.Conv2d):
+                kernel = layer(nothing.view(-1, 1, 1, 1) - 1).flatten(1)  # counts against the last layer
+                outputs = outputs + (pixels * kernels.unsqueeze(1) * kernel).sum(1)
+                continue
             vector = layer(nothing)
             matrix = layer(nothing - 1) - vector  # the matrix of a layer counts against its vector
             outputs = outputs + (pixels * (matrices.unsqueeze(1) * matrix + vectors.unsqueeze(1) * vector)).sum(1)
@@ -66,7 +74,8 @@ def moves(
     at most its bound, and every number has noise of the stated size. Moves of n jointly stepped networks are summed
     and divided by sqrt(n): each is clipped to bound / sqrt(n) and has the noise of the whole bound. Half of the tensors
     count the other way in the loss, and so does every second network, so that noise reused in two of them cancels in
-    their sum."""
+    their sum. What moves after the last step counts as another one. Raises UsageError for a trainer that tells of no
+    step."""
     count, trainer = networks_of(method, clock), with_trainer.trainer
     models = [layered(data.images[0].numel()) for _ in range(count)]
     weights = [_weights(models)]
@@ -83,6 +92,10 @@ def moves(
             models[0], data, objectives[0], plan, stream(seed, "world", "audit", clock.round), round=clock.round,
             rounds=clock.rounds, on_step=lambda _step, _loss: weights.append(_weights(models)),
         )  # fmt: skip
+    if len(weights) == 1:
+        raise UsageError("a training that never calls `on_step` cannot be audited: call it after every step.")
+    if not torch.allclose(weights[-1], last := _weights(models), rtol=0, atol=0, equal_nan=True):
+        weights.append(last)
     return [sign * (after - before) / math.sqrt(count) for before, after in pairwise(weights)]
 
 
@@ -99,8 +112,9 @@ def _weights(models: Sequence[Classifier]) -> Tensor:
 def _signed_weights(model: Classifier) -> Tensor:
     rows = [model.head.weight.detach().flatten()]
     for layer in model.body.children():
-        assert isinstance(layer, nn.Linear)
-        rows += [-layer.weight.detach().flatten(), layer.bias.detach()]
+        assert isinstance(layer, nn.Linear | nn.Conv2d)
+        rows.append(-layer.weight.detach().flatten())
+        rows += [] if layer.bias is None else [layer.bias.detach()]
     return torch.stack(rows)
 
 

@@ -21,7 +21,7 @@ from fdgsec.experiments.audit.message_canaries import reference_of
 from fdgsec.experiments.audit.neighbor_tests import FACTOR, SCREENED_BY, TESTS, Apart, Drawn, Test, drawn
 from fdgsec.experiments.audit.neighboring_clients import Release, Site, shared_releases
 from fdgsec.experiments.audit.planted_statistics import chains_of_statistics, is_pooled
-from fdgsec.experiments.audit.planted_updates import chain_of_updates, chains_of_scores
+from fdgsec.experiments.audit.planted_updates import buffers_of_updates, chain_of_updates, chains_of_scores
 from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.runtime.errors import UsageError
 
@@ -137,7 +137,8 @@ def _chains(site: Site, defense_stack: DefenseStack) -> Iterator[Iterable[Sequen
 def _planted(site: Site, defense_stack: DefenseStack) -> Iterator[Sequence[Sequence[Release]]]:
     """Chains of model updates and scores of every round."""
     for clock in site.clocks:
-        yield [[one] for one in chain_of_updates(site, clock, defense_stack)]
+        for updates in (chain_of_updates, buffers_of_updates):
+            yield [[one] for one in updates(site, clock, defense_stack)]
         for scores in chains_of_scores(site, clock, defense_stack):
             yield [[one] for one in scores]
 

@@ -19,6 +19,7 @@ from fdgsec.experiments.audit.gradient_canaries import (
     AGAINST,
     EVERYWHERE,
     FAINT,
+    IN_KERNELS,
     IN_MATRICES,
     IN_THE_LAST,
     IN_VECTORS,
@@ -27,6 +28,7 @@ from fdgsec.experiments.audit.gradient_canaries import (
 from fdgsec.experiments.audit.neighbor_tests import DEVIATIONS, FACTOR
 from fdgsec.experiments.audit.neighboring_clients import Site
 from fdgsec.experiments.audit.noise_of_records import SIZE_DEVIATIONS
+from fdgsec.experiments.audit.noise_within import repeats
 from fdgsec.experiments.audit.one_run import canary_plan, inverse_variances, trainings
 from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.method import Client, Clock
@@ -39,6 +41,12 @@ PAIRED = 160
 FEW = 8
 """Steps with an image whose gradient is in some tensors: where these are left out of its length, it is not bounded."""
 SIDE = 2
+WITHOUT = 1e6
+"""Standard deviations from which on there is no noise but that of rounding."""
+LARGE = 64
+"""Pixels: 12,288 numbers in each tensor, among which noise that comes again is sought."""
+RELATED = 6.0
+"""Standard deviations of the correlation of unrelated noise, beyond which that of two steps is related."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,16 +56,21 @@ class MovedWeights:
     distance: float
     error: float
     allowed: float
+    furthest: float = 0.0
+    """The distance in that step in which it is largest, by the noise of this step alone."""
 
     @property
     def too_far(self) -> bool:
-        """Whether the distance is beyond what is allowed and estimation explains."""
-        return self.distance - DEVIATIONS * self.error > FACTOR * self.allowed
+        """Whether the distance is beyond what is allowed and estimation explains, in all steps or in one."""
+        in_one = self.furthest - 2 * RELATED > FACTOR * self.allowed
+        return in_one or self.distance - DEVIATIONS * self.error > FACTOR * self.allowed
 
     @property
     def words(self) -> str:
         """Both, in words."""
-        return f"by {self.distance:.1f} standard deviations of its noise; {self.allowed:.1f} are allowed"
+        by = self.furthest if self.furthest - 2 * RELATED > FACTOR * self.allowed else self.distance
+        moved = f"by {by:.1f} standard deviations of its noise" if by < WITHOUT else "in which nothing hides it"
+        return f"{moved}; {self.allowed:.1f} are allowed"
 
 
 def training_moves(site: Site, defense_stack: DefenseStack) -> list[str]:
@@ -70,10 +83,16 @@ def training_moves(site: Site, defense_stack: DefenseStack) -> list[str]:
         return []
     both, without = (tried.steps(PAIRED, [EVERYWHERE, AGAINST], lit=lit)[0] for lit in (2, 1))
     found = [apart(alone, torch.zeros_like(alone), allowed), apart(without, both, allowed)]
-    for label in (IN_THE_LAST, IN_MATRICES, IN_VECTORS):
+    for label in (IN_THE_LAST, IN_MATRICES, IN_VECTORS, IN_KERNELS):
         part = tried.steps(FEW, [label])[0]
         found.append(apart(part, torch.zeros_like(part), allowed))
     said = [f"one image moves a step of training {moved.words}" for moved in found if moved.too_far][:1]
+    if len(alone) > (paid := sum(use.count for use in uses)):
+        said.append(f"a training takes {len(alone)} steps; its cost is of {paid}")
+    if related(alone[..., 1:]):
+        said.append("the noise of a step of training comes again in another one")
+    if any(repeats(tensor) for tensor in tried.steps(1, [EVERYWHERE], side=LARGE)[0][0]):
+        said.append("the noise of a training comes again in the numbers of a tensor")
     sizes = [moved[..., 1:].square().mean().log() for moved in (alone, tried.steps(STEPS, [FAINT])[0])]
     if abs(float(sizes[0] - sizes[1])) > SIZE_DEVIATIONS * math.sqrt(4 / alone[..., 1:].numel()):
         said.append("the size of a training's noise follows the gradient of its image")
@@ -87,16 +106,18 @@ class _Tried:
     site: Site
     defense_stack: DefenseStack
 
-    def steps(self, count: int, labels: Sequence[int], *, lit: int | None = None) -> tuple[Tensor, Sequence[Use]]:
+    def steps(
+        self, count: int, labels: Sequence[int], *, lit: int | None = None, side: int = SIDE
+    ) -> tuple[Tensor, Sequence[Use]]:
         """What each of `count` steps a round moves, (steps of all rounds, tensors, weights) float64, and what they
         cost.
 
         All images light the first pixel, or the first `lit` of them."""
-        images = torch.zeros(len(labels), 3, SIDE, SIDE, dtype=torch.uint8)
+        images = torch.zeros(len(labels), 3, side, side, dtype=torch.uint8)
         images[:lit, 0, 0, 0] = 255
         given, found = TrainingSet(images=images, labels=torch.tensor(labels)), list[Tensor]()
         plan = replace(canary_plan(self.site), epochs=count, steps=None, batch_size=len(labels))
-        named = replace(self.defense_stack, name=f"{self.defense_stack.name}/moved/{labels}/{lit}")
+        named = replace(self.defense_stack, name=f"{self.defense_stack.name}/moved/{labels}/{lit}/{side}")
 
         def train(with_trainer: Client, clock: Clock) -> None:
             moved = moves(with_trainer, self.site.method, given, plan, clock=clock, sign=1.0, seed=self.site.seed)
@@ -116,10 +137,30 @@ def allowed_by(uses: Sequence[Use]) -> float | None:
 def apart(one: Tensor, other: Tensor, allowed: float) -> MovedWeights:
     """Compare what steps of two clients move, (steps, T, weights), of which the first weight is the one that differs.
 
-    A gradient is as long in every tensor of which it is, so that each counts by its inverse variance beside it."""
+    A gradient is as long in every tensor of which it is, so that each counts by its inverse variance beside it. Of
+    trainings of different lengths, the steps of the shorter one count."""
+    one, other = one[: len(other)], other[: len(one)]
     beside = torch.cat([one[..., 1:], other[..., 1:]]) if bool(other.any()) else one[..., 1:]
-    along = inverse_variances(beside.square().mean((0, 2)))
+    variances = beside.square().mean((0, 2))
+    along = inverse_variances(variances)
     noise = float(torch.einsum("rto,t->ro", beside, along).square().mean().sqrt())
-    shift = float(((one[..., 0] - other[..., 0]) @ along).mean())
+    shifts = (one[..., 0] - other[..., 0]) @ along
     error = math.sqrt(len(beside)) / len(one)
-    return MovedWeights(distance=shift / noise if noise else math.inf, error=error, allowed=allowed)
+    if not noise:
+        return MovedWeights(distance=math.inf, error=error, allowed=allowed)
+    noisy = variances > 0
+    sizes = (one[:, noisy, 1:].square().mean(2) / variances[noisy]).mean(1).sqrt()
+    return MovedWeights(
+        distance=float(shifts.mean()) / noise,
+        error=error,
+        allowed=allowed,
+        furthest=float((shifts / sizes).max()) / noise,
+    )
+
+
+def related(noise: Tensor) -> bool:
+    """Whether two of R steps (R, T, weights) have noise that is related."""
+    rows = noise.flatten(1)
+    rows = rows / rows.norm(dim=1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
+    found = (rows @ rows.T).fill_diagonal_(0).abs().max()
+    return len(rows) > 1 and float(found) > RELATED / math.sqrt(rows.shape[1])

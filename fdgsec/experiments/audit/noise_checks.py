@@ -22,13 +22,21 @@ from types import FrameType
 import torch
 from torch import Tensor
 
+from fdgsec.defenses.private_scores import BoundsLosses
 from fdgsec.experiments.audit.message_canaries import DIRECTIONS, noise_coordinates
 from fdgsec.experiments.audit.moved_releases import moved_too_far
 from fdgsec.experiments.audit.neighboring_clients import Release, Site, numbers
 from fdgsec.experiments.audit.noise_of_records import depend_on_records
 from fdgsec.experiments.audit.noise_shape import DRAWS_A_NUMBER, SUSPECT, THIN, least_along, not_gaussian
 from fdgsec.experiments.audit.noise_tails import without_tails
-from fdgsec.experiments.audit.noise_within import MOST_TENSORS, alike, draws_within, tensors_of, two_readings
+from fdgsec.experiments.audit.noise_within import (
+    MOST_TENSORS,
+    alike,
+    draws_within,
+    tensors_of,
+    two_readings,
+    update_repeats,
+)
 from fdgsec.experiments.audit.planted_statistics import is_pooled
 from fdgsec.experiments.audit.small_networks import one_layer, small_model
 from fdgsec.federation.artifacts import ModelState, Scores
@@ -128,7 +136,9 @@ class NoiseChecks:
 def small(release: Release) -> Release:
     """A release with few numbers behind which a defense draws its noise as behind `release`."""
     if isinstance(release.artifact, Scores):
-        return replace(release, artifact=Scores(values=torch.zeros(INPUTS).to(release.artifact.values)))
+        method = release.sender.method
+        middle = method.loss_bound / 2 if isinstance(method, BoundsLosses) else 0.0  # scores may be cut to [0, bound]
+        return replace(release, artifact=Scores(values=torch.full((INPUTS,), middle).to(release.artifact.values)))
     if release.sender.model is None or type(release.artifact) is not ModelState:
         return release
     model = small_model(release.sender.model, one_layer(INPUTS))
@@ -202,7 +212,9 @@ def _within(releases: Sequence[Release], defense_stack: DefenseStack) -> tuple[l
         read = noise_coordinates(defense_stack, release, uses[0].unit)
         both, valid = draws_within(release, defense_stack, two_readings(read))
         draws, sent = both.unbind(-1)
-        if alike(draws, valid, sent=sent if is_pooled(release, uses[0].unit) else None):
+        if alike(draws, valid, sent=sent if is_pooled(release, uses[0].unit) else None) or update_repeats(
+            release, defense_stack
+        ):
             same.append(named_release(release))
         elif all(use.mechanism == "gaussian" for use in uses) and not_gaussian(draws, valid):
             others.append(named_release(release))

@@ -32,6 +32,11 @@ PER_TENSOR = 16
 """Numbers of each tensor of an artifact that has more tensors than styles have."""
 MOST_TENSORS = 4
 """Tensors of an artifact of which all numbers are compared."""
+SAME_SIGNS = 0.98
+"""Share, less that of opposite ones, of numbers some distance apart that have the same sign of noise: a buffer of noise
+over and over has all, but for rounding, and noise that was averaged over a few neighbors has fewer."""
+OVERLAP = 128
+"""Pairs of numbers at a distance, at least, of which signs are compared."""
 LEAST = 1e-6
 """Share of a number's variance over its draws that must be left in those of a pair."""
 
@@ -98,6 +103,30 @@ def alike(draws: Tensor, valid: Tensor | None = None, *, sent: Tensor | None = N
         if sent is None or not channel or bool(same[one, other]) or alike(sent[:, [one, other]]):
             return True
     return False
+
+
+def repeats(noise: Tensor) -> bool:
+    """Whether noise (D,) comes again, or its opposite does, at some distance among its numbers, by their signs.
+
+    All distances are compared at once (Wiener-Khinchin)."""
+    count = len(noise)
+    if count <= OVERLAP:
+        return False
+    spectrum = torch.fft.rfft(noise.double().sign(), 2 * count)
+    found = torch.fft.irfft(spectrum.abs().square(), 2 * count)[1 : count - OVERLAP + 1]
+    pairs = count - torch.arange(1, len(found) + 1)
+    return bool((found.abs() > SAME_SIGNS * pairs).any())
+
+
+def update_repeats(release: Release, defense_stack: DefenseStack) -> bool:
+    """Whether the noise of an update is a shorter one over and over."""
+    if release.step != "fit":
+        return False
+    one, other = (
+        numbers(release.sent(replace(defense_stack, name=f"{defense_stack.name}/repeating/{run}"))[0])
+        for run in range(2)
+    )
+    return repeats(one - other)
 
 
 def _orders(draws: Tensor) -> float:

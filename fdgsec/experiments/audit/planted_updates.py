@@ -39,6 +39,19 @@ def chain_of_updates(site: Site, clock: Clock, defense_stack: DefenseStack) -> S
     return [received, *(_moved(received, change) for change in _changes(model.state.state, bound))]
 
 
+def buffers_of_updates(site: Site, clock: Clock, defense_stack: DefenseStack) -> Sequence[Release]:
+    """The received model and the same with other buffers, averages over a client's images; none where it has none, or
+    no cost bounds them."""
+    if site.model is None or not clock.rounds:
+        return ()
+    state, parameters = site.model.state.state, {name for name, _ in site.model.module().named_parameters()}
+    buffers = {name for name, value in state.items() if name not in parameters and value.is_floating_point()}
+    received = Release(step="fit", slot="model", artifact=site.model.state, sender=site.sender(clock, {}))
+    if not buffers or not received.sent(defense_stack)[1]:
+        return ()
+    return [received, _moved(received, {name: torch.ones_like(state[name]).double() for name in buffers})]
+
+
 def _changes(state: Mapping[str, Tensor], bound: float) -> Iterator[Mapping[str, Tensor]]:
     """What updates change, by tensor: two of each kind, one against the other."""
     parts = dict(zip(state, spread_out(list(state.values())), strict=True))

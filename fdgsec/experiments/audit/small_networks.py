@@ -7,8 +7,8 @@ from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.method import GlobalModel
 from fdgsec.nn.networks.classifiers import Classifier
 
-LAYERS = 8
-"""Layers, each of a matrix and a vector, beside the last one."""
+LINEAR, KERNELS = 6, 4
+"""Layers of a matrix and a vector, and convolutions without bias, beside the last layer."""
 
 
 class SmallModel(GlobalModel):
@@ -17,7 +17,8 @@ class SmallModel(GlobalModel):
     def module(self, *, layout: torch.memory_format = torch.contiguous_format) -> Classifier:
         """Make the network with the state."""
         state = self.state.state
-        network = _network(state["head.weight"].shape[1], (len(state) - 1) // 2)
+        body = [value.ndim for name, value in state.items() if name.startswith("body")]
+        network = _network(state["head.weight"].shape[1], linear=body.count(2), kernels=body.count(4))
         network.load_state_dict(dict(state))
         return network.to(memory_format=layout)
 
@@ -29,20 +30,22 @@ def small_model(like: GlobalModel, network: Classifier) -> SmallModel:
 
 
 def layered(inputs: int) -> Classifier:
-    """A network of a linear layer without bias and LAYERS small ones, with zero weights: 2 LAYERS + 1 tensors.
+    """A network of a linear layer without bias and small ones, with zero weights: 17 tensors of so many numbers.
 
-    The small layers have one input and as many outputs as there are pixels."""
-    return _network(inputs, LAYERS)
+    The small layers have one input and as many outputs as there are pixels: tensors of 1, 2 and 4 dimensions."""
+    return _network(inputs, linear=LINEAR, kernels=KERNELS)
 
 
 def one_layer(inputs: int) -> Classifier:
     """A network of one linear layer without bias, with zero weights."""
-    return _network(inputs, 0)
+    return _network(inputs, linear=0, kernels=0)
 
 
-def _network(inputs: int, layers: int) -> Classifier:
+def _network(inputs: int, *, linear: int, kernels: int) -> Classifier:
     with torch.device("meta"):  # avoids draws from the global random stream
-        head, body = nn.Linear(inputs, 1, bias=False), nn.Sequential(*(nn.Linear(1, inputs) for _ in range(layers)))
+        layers: list[nn.Module] = [nn.Linear(1, inputs) for _ in range(linear)]
+        layers += [nn.Conv2d(1, inputs, 1, bias=False) for _ in range(kernels)]
+        head, body = nn.Linear(inputs, 1, bias=False), nn.Sequential(*layers)
     for part in (head, body):
         part.to_empty(device="cpu")
         for weights in part.parameters():

@@ -135,7 +135,8 @@ HEADLINES: Mapping[str, Headline] = {
     )),
     "reidentification": Headline(question="who", choices=(
         Choice(measurement="top1", where={"rows": "as_if_released", "transform": "known"},
-               says="finds the image behind {share} styles{among} ({numbers})"),
+               says="finds the image behind {share} styles made, as the run makes them, of held-out images{among} "
+                    "({numbers})"),
         Choice(measurement="top1", says="finds the image behind {share} styles{among} ({numbers})"),
         *_found("the image behind a style"),
     )),

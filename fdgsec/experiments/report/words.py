@@ -50,7 +50,7 @@ MEASURE_WORDS: Mapping[str, str] = {
     "top5": "top-5 rate",
     "balanced_accuracy": "balanced accuracy", "gallery_top1": "gallery top-1 rate", "psnr_gain": "PSNR gain",
     "relative_error": "relative error", "mae": "mean error", "honest_accuracy_drop": "accuracy drop",
-    "ended": "share of runs ended",
+    "ended": "share of runs ended and not refused",
     "exposed_fraction": "exposed share", "tpr_at_1pct_fpr": "TPR at 1% FPR", "tpr_at_01pct_fpr": "TPR at 0.1% FPR",
     "median_rank": "median rank",
 }  # fmt: skip
@@ -141,16 +141,19 @@ def kinds_sent(report: "AttackReport") -> list[str]:
 
 def released_words(report: "AttackReport") -> str:
     """What the target sends, in words: `one pooled style per client`; of what clients send, where their sum arrives,
-    `the sum over clients of pooled styles`."""
+    `the sum over clients of pooled styles`. Of models and numbers, a client has those alone that clients receive."""
     from fdgsec.federation.wire import CLIENTS  # pages of words alone do without torch
 
+    client = any(result.adversary.get("name") == "client" for result in report.attacks)
+    reach = {str(row["kind"]) for row in report.model_traffic if row.get("receiver") != "server"}
+    unseen = {str(row["kind"]) for row in report.model_traffic} - reach if client else set()
     senders: dict[str, set[str]] = {}
     for row in report.artifacts:
         senders.setdefault(str(row["kind"]), set()).add(str(row["sender"]))
     said = [
         f"the sum over clients of {kind_in_words(kind)}" if CLIENTS in senders.get(kind, ()) else
         KIND_WORDS.get(kind, kind)
-        for kind in kinds_sent(report)
+        for kind in kinds_sent(report) if kind not in unseen
     ]  # fmt: skip
     return listed(said) or "what it sends"
 

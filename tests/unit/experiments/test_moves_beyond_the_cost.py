@@ -32,6 +32,7 @@ from tests.support.misstated_costs import (
     StylesWithLogarithms,
     StylesWithTwoKindsOfNoise,
 )
+from tests.support.misstated_trainings import STEPS, TellingNoStep
 
 PARTICIPANTS = tuple(f"client:{number}" for number in range(CLIENTS))
 PLAN = TrainingPlan(batch_size=8, learning_rate=0.01, steps=2)
@@ -93,6 +94,24 @@ def test_a_training_that_moves_further_is_found(trainer: str):
     said = training_moves(site, site.defense_stack)
 
     assert bool(said) == (trainer != "sound"), said
+
+
+@pytest.mark.parametrize("trainer", STEPS)
+@pytest.mark.medium
+def test_a_training_is_not_what_it_states(trainer: str):
+    made, words = STEPS[trainer]
+    site = site_of(FedAvg(plan=PLAN), DPSGDWith(noise_multiplier=1.0, made=made))
+
+    said = training_moves(site, site.defense_stack)
+
+    assert any(words in one for one in said), said
+
+
+def test_a_training_that_tells_of_no_step_is_refused_in_words():
+    site = site_of(FedAvg(plan=PLAN), DPSGDWith(noise_multiplier=1.0, made=TellingNoStep))
+
+    with pytest.raises(UsageError, match="never calls `on_step`"):
+        training_moves(site, site.defense_stack)
 
 
 @pytest.mark.medium
