@@ -118,3 +118,63 @@ class ScoresOfRarelyWrongImages(PrivateScores):
         bound = outgoing.sender.method.loss_bound  # type: ignore[attr-defined]  # as private-scores checks
         shown = Scores(values=(scores.values * len(validation) / 3).clamp_max(bound))
         return super().on_message(replace(outgoing, artifact=shown), rng)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdatesWithTheirAverages(DPFedAvg):
+    """Sends batch norm's averages over the client's images as they are, beside a sound update."""
+
+    def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
+        made = DPFedAvg.on_message(replace(self, buffers="received"), outgoing, rng)
+        sender = outgoing.sender
+        if made is None or outgoing.name != "model" or sender.model is None:
+            return made
+        parameters = {name for name, _ in sender.model.module().named_parameters()}
+        own = {name: value for name, value in outgoing.artifact.tensors().items() if name not in parameters}
+        return replace(made, artifact=ModelState(state=made.artifact.tensors() | own))
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdatesWithNoiseOverAndOver(DPFedAvg):
+    """Adds a buffer of 499 numbers of noise over and over."""
+
+    def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
+        sender = outgoing.sender
+        if outgoing.name != "model" or sender.model is None:
+            return super().on_message(outgoing, rng)
+        received, sent = sender.model.state.state, outgoing.artifact.tensors()
+        changes = self._clipped_change(sent, received, self._parameters(sender.model, sent))
+        flat = torch.cat([change.flatten() for change in changes.values()])
+        noise = self.noise(sender) * rng.normal(499)
+        parts = (flat + noise.repeat(len(flat) // 499 + 1)[: len(flat)]).split(
+            [each.numel() for each in changes.values()]
+        )
+        noisy = {
+            name: (received[name].double() + part.view_as(received[name])).to(received[name])
+            for name, part in zip(changes, parts, strict=True)
+        }
+        return Protected(artifact=ModelState(state=dict(received) | noisy), uses=self._uses(self.noise(sender)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoresCut(PrivateScores):
+    """Sound: noisy scores, cut to the public range that scores have."""
+
+    def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
+        made = super().on_message(outgoing, rng)
+        if made is None or not isinstance(made.artifact, Scores):
+            return made
+        bound = outgoing.sender.method.loss_bound  # type: ignore[attr-defined]  # as private-scores checks
+        return replace(made, artifact=Scores(values=made.artifact.values.clamp(0, bound)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoresWithoutNoiseWhereLarge(PrivateScores):
+    """Scores that more than two images decide have no noise."""
+
+    def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
+        made, own, validation = super().on_message(outgoing, rng), outgoing.artifact, outgoing.sender.client.validation
+        if made is None or not isinstance(own, Scores) or not isinstance(made.artifact, Scores) or validation is None:
+            return made
+        large = own.values > 2 * outgoing.sender.method.loss_bound / len(validation)  # type: ignore[attr-defined]
+        return replace(made, artifact=Scores(values=torch.where(large, own.values, made.artifact.values)))

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fdgsec.experiments.audit.noise_within import DRAWS, FEWEST, alike
+from fdgsec.experiments.audit.noise_within import DRAWS, FEWEST, alike, repeats
 from fdgsec.runtime.random_streams import stream
 
 
@@ -63,3 +63,21 @@ def test_a_mean_and_its_second_moment_are_compared_as_they_are_sent():
     assert alike(read)
     assert alike(torch.cat([mean, 2 * mean], 1), sent=torch.cat([mean, 2 * mean], 1))
     assert alike(torch.cat([mean[:, :1], mean[:, :3], std], 1), sent=torch.cat([mean[:, :1], mean[:, :3], std], 1))
+
+
+def test_a_short_buffer_of_noise_over_and_over_is_seen_and_so_is_its_opposite():
+    few = noise(13, 1).flatten()
+
+    assert repeats(few.repeat(3))
+    assert repeats(torch.cat([few, -few]))
+    assert repeats(torch.cat([few, few.float()]).float())
+
+
+def test_unrelated_and_smoothed_noise_does_not_repeat():
+    for seed in range(20):
+        drawn = noise(400, seed).flatten()
+        smoothed = drawn.unfold(0, 21, 1).mean(1)
+        assert not repeats(drawn)
+        assert not repeats(smoothed)
+    assert not repeats(torch.zeros(5000))
+    assert not repeats(torch.ones(20))

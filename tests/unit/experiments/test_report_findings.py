@@ -344,6 +344,25 @@ def test_weights_and_metrics_are_no_scores_of_other_clients_models():
     assert released_words(report([], artifacts=sent)) == "a few numbers (weights, metrics, scores)"
 
 
+def test_a_client_is_said_to_read_the_numbers_that_clients_receive_alone():
+    traffic = [
+        {"kind": "ModelState", "sender": "server", "receiver": "clients"},
+        {"kind": "Scores", "sender": "clients", "receiver": "server"},
+    ]
+    client = replace(done("membership", CALM), adversary={"name": "client"})
+
+    assert released_words(report([client], artifacts=[], model_traffic=traffic)) == "models"
+    assert "scores" in released_words(report([done("membership", CALM)], model_traffic=traffic))
+
+
+def test_styles_that_were_made_of_held_out_images_are_said_to_be():
+    asked = row("top1", 1.0, 0.9, 1.0, 0.02, rows="as_if_released", transform="known")
+
+    sentence = found(done("reidentification", asked)).sentence
+
+    assert "made, as the run makes them, of held-out images" in sentence
+
+
 def test_what_arrives_as_a_sum_is_said_to_be_one():
     sent = [{"kind": "StyleStatistics", "sender": "clients", "receiver": "server"}]
 
