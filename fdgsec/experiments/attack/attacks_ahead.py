@@ -2,8 +2,9 @@
 
 A process is a copy of this one (fork), with the run, its images and all that was learned of them, and keeps what it
 finishes as the loop does (fdgsec.experiments.attack.kept_outcomes). The loop computes the attacks from the first one
-on, until it meets one that another process has begun. An attack draws from streams of its own, so that who computes it
-changes no number. What a process does not finish, because it was killed or met an error, the loop computes itself."""
+on that nobody has begun, and then waits for the others. An attack draws from streams of its own, so that who computes
+it changes no number. What a process does not finish, because it was killed or met an error, the loop computes
+itself."""
 
 import os
 import signal

@@ -55,12 +55,13 @@ def moved_too_far(site: Site, defense_stack: DefenseStack) -> list[Moved]:
     """The releases with a cost, of each slot in the first rounds, that one image or client moves further than it
     allows.
 
-    A client whose own releases have none has none with other images: costs that depend on these are a fault of their
-    own (fdgsec.experiments.audit.noise_of_records)."""
+    Where what a client shares has no cost, it has none with other images: costs that depend on these are a fault of
+    their own (fdgsec.experiments.audit.noise_of_records)."""
     site = replace(site, clocks=site.clocks[:ROUNDS])
     fresh = replace(defense_stack, name=f"{defense_stack.name}/confirmed")
     found = []
-    less = _one_image_less(site, defense_stack)
+    paid = any(one.sent(defense_stack)[1] for one in _shared(site, site.client.data))
+    less = _one_image_less(site, defense_stack) if paid else {}
     for key, pairs in _furthest_pairs(site, defense_stack).items():
         moved = chain(_beyond(pairs, fresh), _beyond(less.get(key, ()), fresh))
         found += list(islice(moved, 1))

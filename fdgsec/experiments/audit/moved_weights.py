@@ -159,8 +159,9 @@ def apart(one: Tensor, other: Tensor, allowed: float) -> MovedWeights:
 
 
 def related(noise: Tensor) -> bool:
-    """Whether two of R steps (R, T, weights) have noise that is related."""
-    rows = noise.flatten(1)
+    """Whether two of R steps (R, T, weights) have noise that is related; every tensor counts by its own noise."""
+    size = noise.square().mean((0, 2)).sqrt()
+    rows = (noise[:, size > 0] / size[size > 0, None]).flatten(1)
     rows = rows / rows.norm(dim=1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
     found = (rows @ rows.T).fill_diagonal_(0).abs().max()
-    return len(rows) > 1 and float(found) > RELATED / math.sqrt(rows.shape[1])
+    return rows.shape[1] > 0 and float(found) > RELATED / math.sqrt(rows.shape[1])

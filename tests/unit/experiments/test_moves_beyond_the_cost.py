@@ -1,10 +1,11 @@
 """Releases, and trainings, that one image moves further than their cost allows, and sound ones that look alike."""
 
 import pytest
+import torch
 
 from fdgsec.defenses.private_styles import PrivateStyles
 from fdgsec.experiments.audit.moved_releases import moved_too_far
-from fdgsec.experiments.audit.moved_weights import training_moves
+from fdgsec.experiments.audit.moved_weights import related, training_moves
 from fdgsec.experiments.audit.neighboring_clients import Site
 from fdgsec.experiments.audit.noise_tails import without_tails
 from fdgsec.experiments.run_config import RunConfig
@@ -120,3 +121,13 @@ def test_a_release_of_varying_size_is_refused_in_words():
 
     with pytest.raises(UsageError, match="'styles' is of another size in other draws"):
         without_tails(site, site.defense_stack, draws=32)
+
+
+def test_steps_with_noise_of_their_own_are_unrelated_whatever_its_size_in_a_tensor():
+    for seed in range(20):
+        noise = torch.randn(64, 17, 11, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        noise *= 10.0 ** -torch.arange(17).view(1, -1, 1)
+        assert not related(noise)
+    noise[9] = -noise[8]
+    assert related(noise)
+    assert not related(torch.zeros(4, 17, 11))
