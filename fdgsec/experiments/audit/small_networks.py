@@ -1,11 +1,14 @@
 """Small networks in the place of large ones: what is done to any number of a model is done to a few in the same way."""
 
+from functools import cache
+
 import torch
 from torch import nn
 
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.method import GlobalModel
 from fdgsec.nn.networks.classifiers import Classifier
+from fdgsec.nn.networks.loaded_copies import loaded_copy
 
 LINEAR, KERNELS = 6, 4
 """Layers of a matrix and a vector, and convolutions without bias, beside the last layer."""
@@ -18,9 +21,10 @@ class SmallModel(GlobalModel):
         """Make the network with the state."""
         state = self.state.state
         body = [value.ndim for name, value in state.items() if name.startswith("body")]
-        network = _network(state["head.weight"].shape[1], linear=body.count(2), kernels=body.count(4))
-        network.load_state_dict(dict(state))
-        return network.to(memory_format=layout)
+        built = _skeleton(state["head.weight"].shape[1], body.count(2), body.count(4))
+        network = loaded_copy(built, state, layout=layout)
+        assert network is not None  # names and shapes are its own
+        return network
 
 
 def small_model(like: GlobalModel, network: Classifier) -> SmallModel:
@@ -39,6 +43,11 @@ def layered(inputs: int) -> Classifier:
 def one_layer(inputs: int) -> Classifier:
     """A network of one linear layer without bias, with zero weights."""
     return _network(inputs, linear=0, kernels=0)
+
+
+@cache
+def _skeleton(inputs: int, linear: int, kernels: int) -> Classifier:
+    return _network(inputs, linear=linear, kernels=kernels)
 
 
 def _network(inputs: int, *, linear: int, kernels: int) -> Classifier:
