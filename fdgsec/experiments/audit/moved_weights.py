@@ -69,8 +69,9 @@ class MovedWeights:
     def words(self) -> str:
         """Both, in words."""
         by = self.furthest if self.furthest - 2 * RELATED > FACTOR * self.allowed else self.distance
-        moved = f"by {by:.1f} standard deviations of its noise" if by < WITHOUT else "in which nothing hides it"
-        return f"{moved}; {self.allowed:.1f} are allowed"
+        if by > WITHOUT:
+            return f"in which nothing hides it; {self.allowed:.1f} standard deviations of noise are allowed"
+        return f"by {by:.1f} standard deviations of its noise; {self.allowed:.1f} are allowed"
 
 
 def training_moves(site: Site, defense_stack: DefenseStack) -> list[str]:
