@@ -1,9 +1,9 @@
 """The training that audits gradient canaries: images with one lit pixel each, and networks with weights of each pixel.
 
 The gradient of a canary is constant, and nonzero only in the weights of its lit pixel: their update is the noisy sum in
-the direction of the canary. There is one such weight in each of several tensors, matrices and vectors, so that clipping
-them one by one, leaving noise out of vectors, or drawing the same noise for each shows. A method that steps several
-networks jointly (fdgsec.federation.dp_sgd_joint) is audited with as many such networks."""
+the direction of the canary. There is one such weight in each of several tensors, matrices, vectors and kernels, so that
+clipping them one by one, leaving noise out of some, or drawing the same noise for each shows. A method that steps
+several networks jointly (fdgsec.federation.dp_sgd_joint) is audited with as many such networks."""
 
 import math
 from collections.abc import Sequence

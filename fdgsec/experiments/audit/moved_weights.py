@@ -2,11 +2,12 @@
 
 DP-SGD bounds the length of an image's whole gradient. A trainer that clips each tensor by itself lets through the root
 of their number times as much; one that measures the length without some tensors lets through all that is in these; one
-that clips the sum of a batch turns it around with one image; one that adds no noise to vectors, or the same noise to
-every tensor, hides nothing along some direction; and one that takes its bound from the images tells by the size of its
-noise what they are. So images with a gradient in all tensors, or in some (fdgsec.experiments.audit.gradient_canaries),
-are trained on many times, with and without one of them, and what that one moves is compared with the noise of the
-weights beside it."""
+that clips the sum of a batch turns it around with one image; one that adds no noise to some tensors, or the same noise
+to every tensor, hides nothing along some direction; and one that takes its bound from the images tells by the size of
+its noise what they are. So images with a gradient in all tensors, or in some
+(fdgsec.experiments.audit.gradient_canaries), are trained on many times, with and without one of them, and what that
+one moves is compared with the noise of the weights beside it, in all steps and in each. A cost is of so many steps with
+new noise each: these are counted, and their noise is compared with each other's."""
 
 import math
 from collections.abc import Sequence

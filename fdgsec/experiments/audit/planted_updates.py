@@ -57,11 +57,11 @@ def _changes(state: Mapping[str, Tensor], bound: float) -> Iterator[Mapping[str,
     parts = dict(zip(state, spread_out(list(state.values())), strict=True))
     names = list(parts)
     matrices = [name for name in names if state[name].ndim > 1]
-    groups = [names, matrices, [name for name in names if name not in matrices]]
+    groups = [matrices, [name for name in names if name not in matrices]]
     groups += [[name] for name in names] + [[other for other in names if other != name] for name in names]
     for length in (FAINT * bound, bound, FAR * bound):
         yield from _two_of(parts, names, length)
-    for group in groups[1:]:
+    for group in groups:
         yield from _two_of(parts, group, FAR * bound)
 
 
@@ -73,15 +73,8 @@ def _two_of(parts: Mapping[str, Tensor], names: Sequence[str], length: float) ->
 
 def _moved(received: Release, change: Mapping[str, Tensor]) -> Release:
     state = received.artifact.tensors()
-    return replace(
-        received,
-        artifact=ModelState(
-            state={
-                name: (value.double() + change[name]).to(value) if name in change else value
-                for name, value in state.items()
-            }
-        ),
-    )
+    state |= {name: (state[name].double() + part).to(state[name]) for name, part in change.items()}
+    return replace(received, artifact=ModelState(state=state))
 
 
 def chains_of_scores(site: Site, clock: Clock, defense_stack: DefenseStack) -> Iterator[Sequence[Release]]:
