@@ -109,7 +109,7 @@ class ScoresOfTheMajority(PrivateScores):
 
 @dataclass(frozen=True, kw_only=True)
 class ScoresOfRarelyWrongImages(PrivateScores):
-    """Sends how many of the first images are wrong, as a share of three, with the noise of a mean over all of them."""
+    """Sends how many images are wrong as a share of three, at most all of it, with the noise of a mean over all."""
 
     def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
         scores, validation = outgoing.artifact, outgoing.sender.client.validation

@@ -46,6 +46,9 @@ WITHOUT = 1e6
 """Standard deviations from which on there is no noise but that of rounding."""
 LARGE = 64
 """Pixels: 12,288 numbers in each tensor, among which noise that comes again is sought."""
+IN_ONE_STEP = 12.0
+"""Standard deviations by which a step must exceed what is allowed to count alone: it has one draw, and its noise a size
+that few numbers tell."""
 RELATED = 6.0
 """Standard deviations of the correlation of unrelated noise, beyond which that of two steps is related."""
 
@@ -63,13 +66,16 @@ class MovedWeights:
     @property
     def too_far(self) -> bool:
         """Whether the distance is beyond what is allowed and estimation explains, in all steps or in one."""
-        in_one = self.furthest - 2 * RELATED > FACTOR * self.allowed
-        return in_one or self.distance - DEVIATIONS * self.error > FACTOR * self.allowed
+        return self._in_one_step or self.distance - DEVIATIONS * self.error > FACTOR * self.allowed
+
+    @property
+    def _in_one_step(self) -> bool:
+        return self.furthest - IN_ONE_STEP > FACTOR * self.allowed
 
     @property
     def words(self) -> str:
         """Both, in words."""
-        by = self.furthest if self.furthest - 2 * RELATED > FACTOR * self.allowed else self.distance
+        by = self.furthest if self._in_one_step else self.distance
         if by > WITHOUT:
             return f"in which nothing hides it; {self.allowed:.1f} standard deviations of noise are allowed"
         return f"by {by:.1f} standard deviations of its noise; {self.allowed:.1f} are allowed"

@@ -142,10 +142,10 @@ def kinds_sent(report: "AttackReport") -> list[str]:
 def released_words(report: "AttackReport") -> str:
     """What the target sends, in words: `one pooled style per client`; of what clients send, where their sum arrives,
     `the sum over clients of pooled styles`. Of models and numbers, a client has those alone that clients receive."""
-    from fdgsec.federation.wire import CLIENTS  # pages of words alone do without torch
+    from fdgsec.federation.wire import CLIENTS, SERVER  # pages of words alone do without torch
 
     client = any(result.adversary.get("name") == "client" for result in report.attacks)
-    reach = {str(row["kind"]) for row in report.model_traffic if row.get("receiver") != "server"}
+    reach = {str(row["kind"]) for row in report.model_traffic if row.get("receiver") != SERVER}
     unseen = {str(row["kind"]) for row in report.model_traffic} - reach if client else set()
     senders: dict[str, set[str]] = {}
     for row in report.artifacts:
