@@ -125,9 +125,14 @@ def test_a_release_of_varying_size_is_refused_in_words():
 
 def test_steps_with_noise_of_their_own_are_unrelated_whatever_its_size_in_a_tensor():
     for seed in range(20):
-        noise = torch.randn(64, 17, 11, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        noise *= 10.0 ** -torch.arange(17).view(1, -1, 1)
+        noise = _noise_of_steps(seed)
         assert not related(noise)
-    noise[9] = -noise[8]
-    assert related(noise)
+        noise[9] = -noise[8]
+        assert related(noise)
     assert not related(torch.zeros(4, 17, 11))
+
+
+def _noise_of_steps(seed: int) -> torch.Tensor:
+    """Noise of 64 steps in 17 tensors of 11 numbers, each tensor's a tenth of that of the one before it."""
+    noise = torch.randn(64, 17, 11, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return noise * 10.0 ** -torch.arange(17).view(1, -1, 1)
