@@ -17,6 +17,8 @@ from fdgsec.metrics.bootstrap import cluster_multiplicities
 Numbers = Tensor | npt.NDArray[np.float64] | npt.NDArray[np.float32] | Sequence[float]
 Labels = Tensor | npt.NDArray[np.int64] | Sequence[int]
 RESOLVABLE_FALSE_POSITIVES = 10
+FEW_CLUSTERS = 100
+"""Of so many or fewer, resampled curves are sums of the clusters' own; with more, adding up scores costs less."""
 
 
 def as_vector(values: Numbers, name: str, *, finite: bool = True) -> Tensor:
@@ -150,21 +152,39 @@ def roc_curve(positive: Numbers, negative: Numbers) -> RocCurve:
     return RocCurve(fpr=admitted(others), tpr=admitted(hits), thresholds=thresholds)
 
 
-def _tpr_on_grid(positive: Tensor, negative: Tensor, weights: tuple[Tensor, Tensor], grid: Tensor) -> Tensor:
-    """Interpolate weighted ROC curves at the false-positive rates `grid` (g,); `weights` are (R, n), (R, m): (R, g)."""
-    distinct: Tensor
-    place: Tensor
-    distinct, place = torch.unique(torch.cat([positive, negative]), return_inverse=True)
-    place = len(distinct) - place  # descending thresholds, after the corner (0, 0)
-    rates = []
-    for weight, where in ((weights[0], place[: len(positive)]), (weights[1], place[len(positive) :])):
-        mass = torch.zeros(len(weight), len(distinct) + 1, dtype=torch.float64).index_add_(1, where, weight)
-        rates.append(mass.cumsum(1) / weight.sum(1, keepdim=True))
-    tpr, fpr = rates
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _RankedScores:
+    """Scores of one side by the rank that each has among the `corners` of a ROC curve, from the highest on.
+
+    `rank` is (n,) and `column` (n,) the cluster of each score; rank 0 is the corner (0, 0), which no score has."""
+
+    rank: Tensor
+    column: Tensor
+    corners: int
+
+    def admitted(self, drawn: Tensor) -> Tensor:
+        """How many scores of resamples are at or above each corner, (R, corners), where clusters are `drawn` (R, C).
+
+        Both ways give whole numbers, and the same ones."""
+        clusters = drawn.shape[1]
+        if clusters > FEW_CLUSTERS:
+            counts = torch.zeros(len(drawn), self.corners, dtype=torch.float64)
+            return counts.index_add_(1, self.rank, drawn[:, self.column]).cumsum(1)
+        of_clusters = torch.bincount(self.column * self.corners + self.rank, minlength=clusters * self.corners)
+        return drawn @ of_clusters.view(clusters, -1).cumsum(1).to(torch.float64)
+
+
+def _tpr_on_grid(sides: tuple[_RankedScores, _RankedScores], drawn: Tensor, grid: Tensor) -> Tensor:
+    """Interpolate the ROC curves of resamples, of positives and negatives, at the false-positive rates `grid` (g,).
+
+    `drawn` (R, C) is how often each cluster is drawn; gives (R, g)."""
+    hits, others = (side.admitted(drawn) for side in sides)
+    fpr = others / others[:, -1:]
     # The last corner at or left of a grid point is the top of a vertical step, as in `tpr_at_fpr`; 1e-12 for rounding.
     queries = (grid + 1e-12).expand(len(fpr), -1).contiguous()
     left = (torch.searchsorted(fpr, queries, right=True) - 1).clamp(max=fpr.shape[1] - 2)
-    x0, x1, y0, y1 = fpr.gather(1, left), fpr.gather(1, left + 1), tpr.gather(1, left), tpr.gather(1, left + 1)
+    x0, x1 = fpr.gather(1, left), fpr.gather(1, left + 1)
+    y0, y1 = hits.gather(1, left) / hits[:, -1:], hits.gather(1, left + 1) / hits[:, -1:]
     share = torch.where(x1 > x0, (queries - x0) / (x1 - x0), 1.0).clamp(0, 1)
     return (y0 + share * (y1 - y0)).clamp(0, 1)
 
@@ -227,14 +247,19 @@ def _resampled_curves(
     hits: Tensor, others: Tensor, owners: tuple[Tensor, Tensor], grid: Tensor, rng: torch.Generator, repeats: int
 ) -> tuple[Tensor, Tensor]:
     """The curve at the false-positive rates `grid` (g,), and those of resampled clusters (repeats, g)."""
-    drawn, pos_column, neg_column = cluster_multiplicities(*owners, rng=rng, repeats=repeats)
+    drawn, *columns = cluster_multiplicities(*owners, rng=rng, repeats=repeats)
+    distinct: Tensor
+    place: Tensor
+    distinct, place = torch.unique(torch.cat([hits, others]), return_inverse=True)
+    ranks = torch.split(len(distinct) - place, [len(hits), len(others)])
+    positive, negative = (
+        _RankedScores(rank=rank, column=column, corners=len(distinct) + 1)
+        for rank, column in zip(ranks, columns, strict=True)
+    )
     rows = max(1, 4_000_000 // (len(hits) + len(others)))  # repeats at once: 32 MB an array
-    curves = [
-        _tpr_on_grid(hits, others, (part[:, pos_column], part[:, neg_column]), grid)
-        for part in torch.split(drawn, rows)
-    ]
-    once = (torch.ones(1, len(hits), dtype=torch.float64), torch.ones(1, len(others), dtype=torch.float64))
-    return _tpr_on_grid(hits, others, once, grid)[0], torch.cat(curves)
+    once = torch.ones(1, drawn.shape[1], dtype=torch.float64)
+    curves = [_tpr_on_grid((positive, negative), part, grid) for part in (once, *torch.split(drawn, rows))]
+    return curves[0][0], torch.cat(curves[1:])
 
 
 def accuracy(true: Labels, predicted: Labels) -> float:

@@ -7,6 +7,7 @@ import torch
 from sklearn import metrics as oracle
 from torch import Tensor
 
+from fdgsec.metrics import roc
 from fdgsec.metrics.roc import (
     accuracy,
     auc,
@@ -149,6 +150,28 @@ def test_the_tpr_and_its_resamples_have_one_definition(levels: int) -> None:
         estimate, _ = tpr_resamples(hits, others, clusters=owners, fpr=0.21, rng=stream(seed, "attack"), repeats=2)
 
         assert value == pytest.approx(estimate, abs=1e-11)  # the curve is read 1e-12 to the right
+
+
+@pytest.mark.parametrize("levels", [3, 10**12])
+def test_curves_of_few_and_of_many_clusters_are_added_up_to_the_same_numbers(
+    monkeypatch: pytest.MonkeyPatch, levels: int
+) -> None:
+    hits, others = scores(seed=4, levels=levels)
+    owners = torch.arange(len(hits)) % 7, 5 + torch.arange(len(others)) % 6  # of one side only, and of both
+
+    def found() -> list[Tensor]:
+        rng = stream(4, "attack", "resamples")
+        _, resampled = tpr_resamples(hits, others, clusters=owners, fpr=0.21, rng=rng, repeats=50)
+        band = roc_band(
+            hits, others, pos_clusters=owners[0], neg_clusters=owners[1], fpr=[0.0, 0.01, 0.5, 1.0], rng=rng, repeats=50
+        )
+        return [resampled, band.tpr, band.low, band.high]
+
+    few = found()
+    monkeypatch.setattr(roc, "FEW_CLUSTERS", 0)
+
+    assert len(few[0].unique()) > 10
+    assert all(torch.equal(one, other) for one, other in zip(few, found(), strict=True))
 
 
 def rate_at(hits: Tensor, others: Tensor, grid: list[float]) -> list[float]:
