@@ -7,12 +7,12 @@ the difference as Gaussian. Whitened by the covariance of that error and of the 
 weights."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from scipy.linalg import solve_triangular
-from sklearn.covariance import ledoit_wolf
+from sklearn.covariance import ledoit_wolf_shrinkage
 from torch import Tensor
 
 from fdgsec.attacks.set_reconstruction.box_least_squares import Array
@@ -44,6 +44,39 @@ def nearest_mean(weighted: ReleasedStatistic) -> ReleasedStatistic:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class ErrorCovariance:
+    """The covariance diag(`own`) + `common`^T `common` of D errors: `own` (D,), `common` (k, D).
+
+    Where it was learned from k errors, these are all that is kept, and no (D, D) matrix is factorized."""
+
+    own: Array
+    common: Array
+
+    def plus(self, variances: Array) -> "ErrorCovariance":
+        """The covariance with further errors of these `variances` (D,), independent of each other."""
+        return replace(self, own=self.own + variances)
+
+    def of(self, numbers: npt.NDArray[np.bool_]) -> "ErrorCovariance":
+        """The covariance of some of the numbers, (D,) bool."""
+        return ErrorCovariance(own=self.own[numbers], common=self.common[:, numbers])
+
+    @property
+    def matrix(self) -> Array:
+        """The same as a matrix (D, D)."""
+        return np.diag(self.own) + self.common.T @ self.common
+
+    def whitened(self, vectors: Array) -> Array:
+        """Vectors (n, D) in coordinates in which the errors are white; all of `own` must be above 0.
+
+        In units of `own`, the covariance is I + W^T W, with W = U S V^T. Its inverse root shrinks what lies along V."""
+        unit = np.sqrt(self.own)
+        _, singular, along = np.linalg.svd(self.common / unit, full_matrices=False)
+        scaled: Array = vectors / unit
+        shrunk: Array = scaled - (scaled @ along.T * (1 - 1 / np.sqrt(1 + singular**2))) @ along
+        return shrunk
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class NearlyEqual:
     """Reads releases of one domain as means over images, up to an error that is simulated for each number of images.
 
@@ -53,7 +86,7 @@ class NearlyEqual:
     knowledge: Knowledge
     domain: str
     rng: torch.Generator
-    found: dict[int, tuple[Tensor, Array]] = field(default_factory=dict)
+    found: dict[int, tuple[Tensor, ErrorCovariance]] = field(default_factory=dict)
 
     def equations(self, case: Case, seen: Case) -> ListEquations:
         """The equations of the release in `seen` for the candidates of `case`, whitened so that the error is 1."""
@@ -61,12 +94,12 @@ class NearlyEqual:
         bias, covariance = self.error(size_of(case))
         release, noise = self.reader.release(case, seen)
         return whitened_equations(
-            records_of(case.candidates, self.reader), release - bias, covariance + np.diag(noise.square().numpy()),
+            records_of(case.candidates, self.reader), release - bias, covariance.plus(noise.square().numpy()),
             images=size_of(case),
         )  # fmt: skip
 
-    def error(self, images: int) -> tuple[Tensor, Array]:
-        """The mean (D,) and covariance (D, D) of a release less the mean of t over its images, for so many of them."""
+    def error(self, images: int) -> tuple[Tensor, ErrorCovariance]:
+        """The mean (D,) and covariance of a release less the mean of t over its images, for so many of them."""
         if images not in self.found:
             clients = self.clients(images, CLIENTS, child(self.rng, "clients", images))
             sent = released_by(clients, self.knowledge, child(self.rng, "styles", images), defended=False)
@@ -98,28 +131,29 @@ def release_in(artifact: Artifact, reader: ReleaseReader) -> Tensor:
     return knowledge.released_statistic.about(knowledge.released_statistic.release(artifact)[0], about)
 
 
-def whitened_equations(candidates: Tensor, release: Tensor, covariance: Array, *, images: int) -> ListEquations:
-    """The equations of a release (D,) of t, given for `candidates` (G, D), whose error has this `covariance` (D, D).
+def whitened_equations(
+    candidates: Tensor, release: Tensor, covariance: ErrorCovariance, *, images: int
+) -> ListEquations:
+    """The equations of a release (D,) of t, given for `candidates` (G, D), whose error has this `covariance`.
 
     Coordinates in which candidates hardly differ, as those of channels that are never active, are left out."""
     center, spread = candidates.mean(0), candidates.std(0)
     varies = (spread > LEAST_SPREAD * (1 + center.abs())).numpy()
-    covariance = covariance[varies][:, varies] + np.diag((LEAST_NOISE * spread.numpy()[varies]) ** 2)
-    scale = np.sqrt(covariance.diagonal())
-    both = np.column_stack([(candidates - center).T.numpy(), (release - center).numpy()])[varies] / scale[:, None]
-    white = solve_triangular(np.linalg.cholesky(covariance / np.outer(scale, scale)), both, lower=True)
+    errors = covariance.of(varies).plus((LEAST_NOISE * spread.numpy()[varies]) ** 2)
+    white = errors.whitened(torch.cat([candidates - center, (release - center).unsqueeze(0)]).numpy()[:, varies])
     return ListEquations(
-        candidates=white[:, :-1].T, release=white[:, -1], noise=np.ones(len(white)), spread=white[:, :-1].std(1),
+        candidates=white[:-1], release=white[-1], noise=np.ones(white.shape[1]), spread=white[:-1].std(0),
         images=images,
     )  # fmt: skip
 
 
-def shrunk_covariance(errors: Array) -> Array:
-    """The covariance (D, D) of errors (n, D), shrunk toward its diagonal by Ledoit and Wolf's share (JMVA 2004)."""
+def shrunk_covariance(errors: Array) -> ErrorCovariance:
+    """The covariance of errors (n, D), shrunk toward its diagonal by Ledoit and Wolf's share (JMVA 2004)."""
     spread = errors.std(0)
-    scale = np.where(spread > 0, spread, 1.0)
-    correlations: Array = ledoit_wolf((errors - errors.mean(0)) / scale, assume_centered=True)[0]
-    return correlations * np.outer(spread, spread)
+    scaled = (errors - errors.mean(0)) / np.where(spread > 0, spread, 1.0)
+    share = float(ledoit_wolf_shrinkage(scaled, assume_centered=True))
+    own: Array = share * np.square(scaled).mean() * spread**2
+    return ErrorCovariance(own=own, common=np.sqrt((1 - share) / len(errors)) * scaled * spread)
 
 
 def released_by(

@@ -59,6 +59,8 @@ VERIFIED = 4.0
 """By how many standard deviations the mean square of a verified list's residuals may exceed that of the noise."""
 SETTLED = 2.0
 """The same for a list after which no more are drawn."""
+WEIGHTS_RIDGE = 1e-10
+"""Of the mean diagonal entry: below it, normal equations in float64 are rounding."""
 MARGIN = 1.5
 """By how much what a release can carry of a list must exceed the list's entropy, for any to be verified."""
 
@@ -99,7 +101,7 @@ class PartitionRefinement:
         lists = _Lists(
             candidates=case.candidates, refinement=self, images=size_of(case), rng=rng, release=release, noise=noise,
             records=records_of(case.candidates, self.nearest),
-            linear=records_of(case.candidates, self.weighted),
+            behind=WeightsBehind(records_of(case.candidates, self.weighted)),
         )  # fmt: skip
         base = found.scores().clamp(0, 1)
         kept = lists.turns(base)
@@ -144,8 +146,8 @@ class _Tested:
 class _Lists:
     """The lists of `images` candidates each that the method is run on, to explain one release (D,) up to `noise` (D,).
 
-    `records` (G, D) are what the release is nearly a mean of, `linear` (G, C) what it is a mean of with unknown
-    weights. `clustered` counts the images that the method was run on."""
+    `records` (G, D) are what the release is nearly a mean of; `behind` knows what it is a mean of with unknown weights.
+    `clustered` counts the images that the method was run on."""
 
     candidates: DomainDataset
     refinement: PartitionRefinement
@@ -154,7 +156,7 @@ class _Lists:
     release: Tensor
     noise: Tensor
     records: Tensor
-    linear: Tensor
+    behind: "WeightsBehind"
     clustered: int = 0
 
     @property
@@ -213,9 +215,7 @@ class _Lists:
         self.clustered += self.images * len(clients)
         sent = released_by(clients, self.refinement.knowledge, rng, defended=False)
         styles = torch.stack([release_in(one, self.refinement.nearest) for one in sent])
-        weights = torch.zeros(lists.shape, dtype=torch.float64)
-        for row, members, one in zip(weights, lists, sent, strict=True):
-            row[members] = weights_behind(self.linear[members], release_in(one, self.refinement.weighted))
+        weights = self.behind.weights(lists, torch.stack([release_in(one, self.refinement.weighted) for one in sent]))
         residuals = ((self.release - styles) / self.noise).square().mean(1).sqrt()
         return _Tested(members=lists, styles=styles, weights=weights, residuals=residuals)
 
@@ -224,7 +224,7 @@ class _Lists:
         center = self.records.mean(0)
         weighted = kept.usual_weights().unsqueeze(1) * (self.records - center)
         errors = kept.styles - center - kept.members.double() @ weighted / self.images
-        covariance = shrunk_covariance(errors.numpy()) + np.diag(self.noise.square().numpy())
+        covariance = shrunk_covariance(errors.numpy()).plus(self.noise.square().numpy())
         return whitened_equations(weighted, self.release - center - errors.mean(0), covariance, images=self.images)
 
 
@@ -242,16 +242,29 @@ def entropy(images: int, candidates: int) -> float:
     return math.lgamma(candidates + 1) - math.lgamma(images + 1) - math.lgamma(candidates - images + 1)
 
 
-def weights_behind(members: Tensor, release: Tensor) -> Tensor:
-    """The weights (n,) of a release (C,) that is their mean over `members` (n, C), times n; nearest to 1 of several.
+class WeightsBehind:
+    """Finds the weights behind means over lists of candidates, whose `records` are (G, C)."""
 
-    They add up to n."""
-    count = len(members)
-    scale = members.std(0).mean()
-    matrix = torch.cat([members.T, scale.expand(1, count)]) / count
-    target = torch.cat([release - members.mean(0), torch.zeros(1, dtype=release.dtype)])
-    off: Tensor = torch.linalg.lstsq(matrix, target.unsqueeze(1), driver="gelsy").solution
-    return 1 + off.squeeze(1)
+    def __init__(self, records: Tensor) -> None:
+        self._center = records.mean(0)
+        self._around = records - self._center
+        # weights that add up to their number have one equation more, in units of a record's number
+        self._products = self._around @ self._around.T + self._around.std(0).mean().square()
+
+    def weights(self, lists: Tensor, releases: Tensor) -> Tensor:
+        """The weights of the members of each of `lists` (L, G), n each, behind its release (C,) of `releases` (L, C).
+
+        They are times n, add up to n, and of several the nearest to 1: least squares by its normal equations, with
+        WEIGHTS_RIDGE against directions in which members do not differ. Gives (L, G), 0 where not on the list."""
+        members = lists.nonzero()[:, 1].view(len(lists), -1)
+        count = members.shape[1]
+        off = releases - self._center - lists.double() @ self._around / count
+        toward = count * (off @ self._around.T).gather(1, members)
+        system = self._products[members.unsqueeze(2), members.unsqueeze(1)]
+        diagonal = system.diagonal(dim1=1, dim2=2)
+        diagonal += WEIGHTS_RIDGE * diagonal.mean(1, keepdim=True)
+        found = torch.cholesky_solve(toward.unsqueeze(2), torch.linalg.cholesky(system)).squeeze(2)
+        return torch.zeros(lists.shape, dtype=torch.float64).scatter(1, members, 1 + found)
 
 
 def drawn_lists(known: ListEquations, lists: Tensor, *, prior: Tensor, rng: torch.Generator) -> Tensor:

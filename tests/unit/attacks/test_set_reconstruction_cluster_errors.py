@@ -5,9 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from sklearn.covariance import ledoit_wolf
 
 from fdgsec.attacks.set_reconstruction.attack import SetReconstruction
-from fdgsec.attacks.set_reconstruction.cluster_errors import shrunk_covariance, whitened_equations
+from fdgsec.attacks.set_reconstruction.cluster_errors import (
+    ErrorCovariance,
+    shrunk_covariance,
+    whitened_equations,
+)
 from fdgsec.attacks.set_reconstruction.clustered_means import ClusterReader, cluster_reader
 from fdgsec.attacks.set_reconstruction.unequal_weights import solved_unequal
 from fdgsec.data.roles import Roles
@@ -105,16 +110,17 @@ def test_the_error_is_that_of_the_methods_own_styles(roles: Roles, defended: boo
     other = torch.stack(expected)
     deviation = other.std(0)
     assert float(((bias - other.mean(0)).abs() / (deviation / 200**0.5)).median()) < 2  # two draws of 200 clients
-    ratio = np.sqrt(covariance.diagonal()) / deviation.numpy()
+    ratio = np.sqrt(covariance.matrix.diagonal()) / deviation.numpy()
     assert 0.8 < float(np.median(ratio)) < 1.25
     assert pairs
 
 
-def test_whitened_residuals_are_mahalanobis_distances():
+@pytest.mark.parametrize("common", [2, 5, 9])
+def test_whitened_residuals_are_mahalanobis_distances(common: int):
     """The definition: |W (r - T'w)|^2 is (r - T'w)' C^-1 (r - T'w) for every list w."""
     rng = np.random.default_rng(0)
-    candidates, root = rng.normal(size=(12, 5)), rng.normal(size=(5, 5))
-    covariance, release = root @ root.T + 0.1 * np.eye(5), rng.normal(size=5)
+    candidates, root = rng.normal(size=(12, 5)), rng.normal(size=(common, 5))
+    covariance, release = ErrorCovariance(own=np.full(5, 0.1), common=root), rng.normal(size=5)
 
     known = whitened_equations(torch.from_numpy(candidates), torch.from_numpy(release), covariance, images=4)
 
@@ -123,14 +129,15 @@ def test_whitened_residuals_are_mahalanobis_distances():
         listed = rng.permutation(12)[:4]
         off = release - candidates[listed].mean(0)
         white = known.release - known.candidates[listed].mean(0)
-        assert white @ white == pytest.approx(off @ np.linalg.solve(covariance, off))
+        assert white @ white == pytest.approx(off @ np.linalg.solve(0.1 * np.eye(5) + root.T @ root, off))
 
 
 @pytest.mark.parametrize("constant", [0.0, 1e-5, 300.0])
 def test_channels_that_are_never_active_are_left_out(constant: float):
     rng = np.random.default_rng(2)
-    candidates, covariance = rng.normal(size=(12, 6)), np.eye(6)
-    candidates[:, 2], covariance[2] = constant, 0.0
+    candidates, own = rng.normal(size=(12, 6)), np.ones(6)
+    candidates[:, 2], own[2] = constant, 0.0
+    covariance = ErrorCovariance(own=own, common=np.zeros((1, 6)))
     release = candidates[:4].mean(0)
 
     known = whitened_equations(torch.from_numpy(candidates), torch.from_numpy(release), covariance, images=4)
@@ -143,7 +150,7 @@ def test_errors_that_are_zero_have_no_covariance():
     errors = np.random.default_rng(3).normal(size=(40, 5))
     errors[:, 1] = 0
 
-    found = shrunk_covariance(errors)
+    found = shrunk_covariance(errors).matrix
 
     assert np.isfinite(found).all()
     assert (found[1] == 0).all()
@@ -152,10 +159,20 @@ def test_errors_that_are_zero_have_no_covariance():
 def test_a_shrunk_covariance_keeps_the_variances():
     errors = np.random.default_rng(1).normal(size=(50, 8)) * np.arange(1, 9)
 
-    found = shrunk_covariance(errors)
+    found = shrunk_covariance(errors).matrix
 
     np.testing.assert_allclose(found.diagonal(), errors.var(0), rtol=0.05)
     assert np.linalg.eigvalsh(found).min() > 0
+
+
+def test_a_shrunk_covariance_is_that_of_the_library():
+    """The oracle: Ledoit and Wolf's estimate of the correlations as scikit-learn computes it."""
+    errors = np.random.default_rng(4).normal(size=(12, 30)) @ np.random.default_rng(5).normal(size=(30, 30))
+    spread = errors.std(0)
+
+    expected = ledoit_wolf((errors - errors.mean(0)) / spread, assume_centered=True)[0] * np.outer(spread, spread)
+
+    np.testing.assert_allclose(shrunk_covariance(errors).matrix, expected, atol=1e-12 * expected.max())
 
 
 def test_an_adversary_that_cannot_run_the_method_reads_the_means_alone(roles: Roles):

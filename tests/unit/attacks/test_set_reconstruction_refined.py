@@ -8,14 +8,14 @@ import torch
 
 from fdgsec.attacks.set_reconstruction import partition_refinement
 from fdgsec.attacks.set_reconstruction.attack import SetReconstruction
-from fdgsec.attacks.set_reconstruction.cluster_errors import whitened_equations
+from fdgsec.attacks.set_reconstruction.cluster_errors import ErrorCovariance, whitened_equations
 from fdgsec.attacks.set_reconstruction.clustered_means import ClusterReader, cluster_reader
 from fdgsec.attacks.set_reconstruction.partition_refinement import (
     PartitionRefinement,
+    WeightsBehind,
     carried,
     drawn_lists,
     entropy,
-    weights_behind,
 )
 from fdgsec.attacks.set_reconstruction.unequal_weights import ranked_weights
 from fdgsec.data.roles import Roles
@@ -137,10 +137,36 @@ def test_the_weights_behind_a_style_are_those_of_the_methods_clusters(roles: Rol
     sizes = state[CLUSTER_SIZES].double()
     statistic = ChannelMeans()
 
-    found = weights_behind(statistic.records(statistics("mini", data)), statistic.release(sent["style"])[0])
+    behind = WeightsBehind(statistic.records(statistics("mini", data)))
+    (found,) = behind.weights(torch.ones(1, len(data), dtype=torch.bool), statistic.release(sent["style"])[0][None])
 
     expected = len(data) / ((1 / sizes).sum() * sizes)
     torch.testing.assert_close(found, expected, atol=1e-3, rtol=0)  # the style is float32
+
+
+@pytest.mark.parametrize("numbers", [4, 40])
+def test_the_weights_of_several_lists_are_those_of_least_squares(numbers: int):
+    """The oracle: an orthogonal solver for each list. Two of the candidates are one image."""
+    rng = np.random.default_rng(6)
+    records = torch.from_numpy(rng.normal(size=(20, numbers)) + 100)
+    records[1] = records[0]
+    lists = torch.zeros(3, 20, dtype=torch.bool)
+    for row, other in zip(lists, ([5, 11], [2, 7], [9, 19]), strict=True):
+        row[[0, 1, 3, 4, 8, *other]] = True
+    drawn = torch.from_numpy(rng.dirichlet(np.ones(20), size=3)) * lists
+    releases = drawn / drawn.sum(1, keepdim=True) @ records
+
+    found = WeightsBehind(records).weights(lists, releases)
+
+    for weights, listed, release in zip(found, lists, releases, strict=True):
+        members = records[listed]
+        count = len(members)
+        matrix = torch.cat([(members - records.mean(0)).T, torch.ones(1, count, dtype=torch.float64)])
+        target = torch.cat([release - members.mean(0), torch.zeros(1, dtype=torch.float64)])
+        off = torch.linalg.lstsq(matrix, count * target.unsqueeze(1), driver="gelsd").solution.squeeze(1)
+        torch.testing.assert_close(weights[listed], 1 + off, atol=1e-5, rtol=0)
+        torch.testing.assert_close(weights[0], weights[1], atol=1e-5, rtol=0)
+        assert (weights[~listed] == 0).all()
 
 
 def test_lists_are_drawn_as_often_as_their_probabilities_say(monkeypatch: pytest.MonkeyPatch):
@@ -148,7 +174,9 @@ def test_lists_are_drawn_as_often_as_their_probabilities_say(monkeypatch: pytest
     monkeypatch.setattr(partition_refinement, "HOTTEST", 1.0)
     rng = np.random.default_rng(0)
     candidates, release = torch.from_numpy(rng.normal(size=(6, 3))), torch.from_numpy(rng.normal(size=3))
-    known = whitened_equations(candidates, release, 0.3 * np.eye(3), images=2)
+    known = whitened_equations(
+        candidates, release, ErrorCovariance(own=np.full(3, 0.3), common=np.zeros((1, 3))), images=2
+    )
     prior = torch.linspace(-1, 1, 6, dtype=torch.float64)
     begun = torch.zeros(4000, 6, dtype=torch.bool)
     begun[:, :2] = True
