@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import torch
 
+from fdgsec.experiments.audit.free_numbers import told_for_free
 from fdgsec.experiments.audit.moved_releases import moved_too_far
 from fdgsec.experiments.audit.moved_weights import training_moves
 from fdgsec.experiments.audit.neighboring_clients import Site, releases_of
@@ -151,6 +152,8 @@ def _check_moves(method: Method, stack: DefenseStack, start: GlobalModel) -> Non
     if any(isinstance(defense, TrainsPrivately) for defense in stack.defenses):
         for said in training_moves(site, stack):
             expect(False, "a training moves with one image no further than its cost allows", said)
+    for said in told_for_free(site, stack):
+        expect(False, "every new release has its cost", said)
     for release in without_tails(site, stack, draws=TAILS):
         expect(False, "noise has the tails that its cost says", f"that of {release.slot!r} is cut")
     for release in (releases[0] for releases in releases_of(site)):

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from fdgsec.defenses.private_scores import BoundsLosses
+from fdgsec.experiments.audit.free_numbers import told_for_free
 from fdgsec.experiments.audit.message_canaries import DIRECTIONS, noise_coordinates
 from fdgsec.experiments.audit.moved_releases import moved_too_far
 from fdgsec.experiments.audit.neighboring_clients import Release, Site, numbers
@@ -66,8 +67,9 @@ class NoiseChecks:
     whose noise or cost depends on the records, `thin` those of which some direction has less noise than the numbers,
     and `left_out` those where that is sure. Whether it hides too little is for a canary to tell, which those `bounded`
     have: noise that was projected with the mean that it hides, onto public directions, is sound. `moved` are releases
-    that one image or client moves further than their cost allows, each with both distances in words, and `trainings`
-    says so of private training. `seeding` tells whether a release calls `manual_seed`, which keeps 32 bits."""
+    that one image or client moves further than their cost allows, each with both distances in words, or numbers beside
+    an update that have none, and `trainings` says so of private training. `seeding` tells whether a release calls
+    `manual_seed`, which keeps 32 bits."""
 
     releases: int = 0
     alike: tuple[int, int] | None = None
@@ -164,7 +166,10 @@ def check_messages(runs: Sequence[Release], site: Site, place: int, *, releases:
     checks = NoiseChecks(
         confidence=confidence, correlated=[*_correlated(given, sent), *shared], within=within, shapes=shapes,
         of_records=[named_release(one) for one in depend_on_records(site, alone)],
-        moved=[f"{one.by} moves {named_release(one.release)} {one.words}" for one in moved_too_far(site, alone)],
+        moved=[
+            *(f"{one.by} moves {named_release(one.release)} {one.words}" for one in moved_too_far(site, alone)),
+            *told_for_free(site, alone),
+        ],
     )  # fmt: skip
     if not releases or len(sent("size", first)) < FEWEST_NUMBERS:
         return checks

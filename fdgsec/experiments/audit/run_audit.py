@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 
 from fdgsec.data.domains import DomainDataset
+from fdgsec.experiments.audit.free_numbers import told_for_free
 from fdgsec.experiments.audit.many_runs import audit_canaries
 from fdgsec.experiments.audit.message_canaries import canaries_of
 from fdgsec.experiments.audit.moved_weights import training_moves
@@ -319,7 +320,7 @@ def _training_noise(site: Site, plan: AuditPlan) -> NoiseChecks:
     untouched = torch.stack(drawn)[:, :NUMBERS]
     checks = NoiseChecks(
         confidence=plan.confidence, within=["the updates of a training"] if alike(untouched) else [],
-        trainings=training_moves(site, site.defense_stack),
+        trainings=[*training_moves(site, site.defense_stack), *told_for_free(site, site.defense_stack)],
     )  # fmt: skip
     return compared(checks, (torch.cat(steps).double() for steps in trained))
 
