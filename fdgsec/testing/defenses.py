@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 
 from fdgsec.experiments.audit.free_numbers import told_for_free
+from fdgsec.experiments.audit.moved_by_optimizers import optimizer_moves
 from fdgsec.experiments.audit.moved_releases import moved_too_far
 from fdgsec.experiments.audit.moved_weights import training_moves
 from fdgsec.experiments.audit.neighboring_clients import Site, releases_of
@@ -150,7 +151,8 @@ def _check_moves(method: Method, stack: DefenseStack, start: GlobalModel) -> Non
     clocks = [Clock(round=number, rounds=2, participants=CLIENT_NAMES) for number in range(2)]
     site = Site(method=method, client=four_clients()[0], model=start, defense_stack=stack, clocks=clocks, seed=0)
     if any(isinstance(defense, TrainsPrivately) for defense in stack.defenses):
-        for said in training_moves(site, stack):
+        plans = [replace(PLAN, optimizer="sgd", momentum=0.9), replace(PLAN, optimizer="adam", learning_rate=1e-3)]
+        for said in (*training_moves(site, stack), *optimizer_moves(site, stack, plans)):
             expect(False, "a training moves with one image no further than its cost allows", said)
     for said in told_for_free(site, stack):
         expect(False, "every new release has its cost", said)

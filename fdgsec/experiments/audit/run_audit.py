@@ -19,12 +19,13 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.experiments.audit.free_numbers import told_for_free
 from fdgsec.experiments.audit.many_runs import audit_canaries
 from fdgsec.experiments.audit.message_canaries import canaries_of
+from fdgsec.experiments.audit.moved_by_optimizers import optimizer_moves
 from fdgsec.experiments.audit.moved_weights import training_moves
 from fdgsec.experiments.audit.neighboring_clients import Canary, Release, Site, releases_of, worlds_of
 from fdgsec.experiments.audit.noise_checks import NoiseChecks, check_messages, compared, named_release
 from fdgsec.experiments.audit.noise_scale import CONFIDENCE, SmallTraining
 from fdgsec.experiments.audit.noise_within import DRAWS, NUMBERS, alike
-from fdgsec.experiments.audit.one_run import Canaries, GradientCanaries, MislabelledCanaries, audited, smooth
+from fdgsec.experiments.audit.one_run import Canaries, GradientCanaries, MislabelledCanaries, audited, plan_of, smooth
 from fdgsec.experiments.options_in_effect import check_in_effect
 from fdgsec.experiments.run_config import RunConfig, attack_settings, defense_text, on_stated_threads, target_method
 from fdgsec.experiments.setup.defenses import defense_documents, defense_stack_of
@@ -318,10 +319,13 @@ def _training_noise(site: Site, plan: AuditPlan) -> NoiseChecks:
     again = (replace(site.defense_stack, name=f"{site.defense_stack.name}/within/{run}") for run in range(DRAWS))
     drawn = [torch.cat(small.updates(stack)[0])[:, small.records :].double().flatten() for stack in again]
     untouched = torch.stack(drawn)[:, :NUMBERS]
-    checks = NoiseChecks(
-        confidence=plan.confidence, within=["the updates of a training"] if alike(untouched) else [],
-        trainings=[*training_moves(site, site.defense_stack), *told_for_free(site, site.defense_stack)],
-    )  # fmt: skip
+    moved = [
+        *training_moves(site, site.defense_stack),
+        *optimizer_moves(site, site.defense_stack, [plan_of(site)]),
+        *told_for_free(site, site.defense_stack),
+    ]
+    within = ["the updates of a training"] if alike(untouched) else []
+    checks = NoiseChecks(confidence=plan.confidence, within=within, trainings=moved)
     return compared(checks, (torch.cat(steps).double() for steps in trained))
 
 
