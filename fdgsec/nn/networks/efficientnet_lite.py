@@ -82,6 +82,7 @@ class _InvertedResidual(nn.Module):
         width = inputs * stage.expansion
         self.expands, self.adds = stage.expansion > 1, stride == 1 and inputs == stage.width
         self.even = stage.kernel // 2 if stride == 1 else None  # cells on every side, where all sides have as many
+        self.in_place = False  # with gradients, maps are still needed
         if self.expands:
             self.expand_conv, self.bn0 = _convolution(inputs, width, 1), _norm(width)
         self.pad = _SamePadding(stage.kernel, stride)
@@ -91,13 +92,19 @@ class _InvertedResidual(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Map (N, inputs, h, w) to (N, width, ceil(h / stride), ceil(w / stride))."""
-        inner: Tensor = functional.relu6(self.bn0(self.expand_conv(features))) if self.expands else features
-        inner = functional.relu6(self.bn1(self.depthwise_conv(self.pad(inner))))
-        inner = self.bn2(self.project_conv(inner))
-        return features + inner if self.adds else inner
+        inner = features
+        if self.expands:
+            inner = functional.relu6(self.bn0(self.expand_conv(features)), inplace=self.in_place)
+        inner = functional.relu6(self.bn1(self.depthwise_conv(self.pad(inner))), inplace=self.in_place)
+        found: Tensor = self.bn2(self.project_conv(inner))
+        if not self.adds:
+            return found
+        return found.add_(features) if self.in_place else found + features
 
     def fold(self) -> None:
-        """Make batch norm, and padding that is the same on all sides, part of convolutions; for inference alone."""
+        """Make batch norm, and padding that is the same on all sides, part of convolutions, which overwrite maps; for
+        inference alone."""
+        self.in_place = True
         if self.expands:
             self.expand_conv, self.bn0 = _folded(self.expand_conv, self.bn0)
         self.depthwise_conv, self.bn1 = _folded(self.depthwise_conv, self.bn1)
