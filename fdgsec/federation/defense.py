@@ -29,7 +29,8 @@ from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.secret_streams import SecretStream
 
 Uses = tuple[Use, ...] | None
-"""The privacy cost of a release to its records: () for no additional cost, None for no guarantee at all."""
+"""The privacy cost of a release to its records: () for no additional cost, where it is public or made of what was paid
+for; None for no guarantee at all."""
 
 
 class RecordStatistic(Protocol):
