@@ -298,7 +298,7 @@ def _gumbel(count: int, shape: tuple[int, ...], rng: torch.Generator) -> Iterato
     They are drawn AT_ONCE together."""
     for start in range(0, count, AT_ONCE):
         uniform = torch.rand((min(AT_ONCE, count - start), *shape), generator=rng, dtype=torch.float64)
-        yield from uniform.clamp_min(1e-300).log().neg().log().neg().numpy()
+        yield from uniform.clamp_min_(1e-300).log_().neg_().log_().neg_().numpy()
 
 
 def logistic(logits: Tensor, count: int, rng: torch.Generator) -> Tensor:
