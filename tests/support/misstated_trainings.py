@@ -1,4 +1,5 @@
-"""Private trainers whose steps are not what they state: some without noise, more of them, or noise that comes again."""
+"""Private trainers whose steps are not what they state: some without noise, more of them, or noise that comes again;
+versions of a record that count as records."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -113,6 +114,15 @@ class TellingNoStep(PrivateTrainer):
         return super().__call__(*given, **{**named, "on_step": None})
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class IgnoringOwners(PrivateTrainer):
+    """Takes every version of a record for a record."""
+
+    def __call__(self, *given: Any, **named: Any) -> dict[str, float]:
+        model, data, *others = given
+        return super().__call__(model, replace(data, owners=None), *others, **named)
+
+
 STEPS: Mapping[str, tuple[Made, str]] = {
     "no noise on kernels": (partial(WithNoiseAt, noise=but_for_kernels), "in which nothing hides it"),
     "no noise in every eighth step": (partial(WithNoiseAt, noise=but_for_every_eighth), "in which nothing hides it"),
@@ -120,5 +130,6 @@ STEPS: Mapping[str, tuple[Made, str]] = {
     "noise over and over": (partial(WithNoiseAt, noise=over_and_over), "comes again in the numbers of a tensor"),
     "a plain step at the end": (WithAPlainStepAtTheEnd, "in which nothing hides it"),
     "one step stated": (StatingOneStep, "steps; its cost is of"),
+    "owners ignored": (IgnoringOwners, "one image of several versions moves a step"),
 }
 """Trainers, by what they do, and what is said of them."""

@@ -32,9 +32,11 @@ from fdgsec.experiments.audit.noise_of_records import SIZE_DEVIATIONS
 from fdgsec.experiments.audit.noise_within import repeats
 from fdgsec.experiments.audit.one_run import canary_plan, inverse_variances, trainings
 from fdgsec.federation.defense_stack import DefenseStack
+from fdgsec.federation.dp_sgd_joint import StepsJointly
 from fdgsec.federation.method import Client, Clock
 from fdgsec.nn.training.batches import TrainingSet
 from fdgsec.privacy.accounting import Use
+from fdgsec.runtime.errors import UsageError
 
 STEPS = 64
 PAIRED = 160
@@ -44,6 +46,8 @@ FEW = 8
 SIDE = 2
 WITHOUT = 1e6
 """Standard deviations from which on there is no noise but that of rounding."""
+VERSIONS = 32
+"""Entries of one image: where each is clipped by itself, it moves so many times as far as it may."""
 LARGE = 64
 """Pixels: 12,288 numbers in each tensor, among which noise that comes again is sought."""
 IN_ONE_STEP = 12.0
@@ -95,6 +99,7 @@ def training_moves(site: Site, defense_stack: DefenseStack) -> list[str]:
         part = tried.steps(FEW, [label])[0]
         found.append(apart(part, torch.zeros_like(part), allowed))
     said = [f"one image moves a step of training {moved.words}" for moved in found if moved.too_far][:1]
+    said += _moved_by_versions(tried, allowed)
     if len(alone) > (paid := sum(use.count for use in uses)):
         said.append(f"a training takes {len(alone)} steps; its cost is of {paid}")
     if related(alone[..., 1:]):
@@ -107,6 +112,18 @@ def training_moves(site: Site, defense_stack: DefenseStack) -> list[str]:
     return said
 
 
+def _moved_by_versions(tried: "_Tried", allowed: float) -> list[str]:
+    """What an image of several entries moves further than it may; nothing where the trainer refuses such images."""
+    if isinstance(tried.site.method, StepsJointly):  # these refuse them all
+        return []
+    try:
+        moved = tried.steps(STEPS, [EVERYWHERE], versions=VERSIONS)[0]
+    except UsageError:
+        return []
+    found = apart(moved, torch.zeros_like(moved), allowed)
+    return [f"one image of several versions moves a step of training {found.words}"] if found.too_far else []
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Tried:
     """Trainings of a client of a few images through the defense's own trainer, in all rounds."""
@@ -115,17 +132,26 @@ class _Tried:
     defense_stack: DefenseStack
 
     def steps(
-        self, count: int, labels: Sequence[int], *, lit: int | None = None, side: int = SIDE
+        self,
+        count: int,
+        labels: Sequence[int],
+        *,
+        lit: int | None = None,
+        side: int = SIDE,
+        versions: int = 1,
     ) -> tuple[Tensor, Sequence[Use]]:
         """What each of `count` steps a round moves, (steps of all rounds, tensors, weights) float64, and what they
         cost.
 
-        All images light the first pixel, or the first `lit` of them."""
+        All images light the first pixel, or the first `lit` of them; each has so many equal `versions`."""
         images = torch.zeros(len(labels), 3, side, side, dtype=torch.uint8)
         images[:lit, 0, 0, 0] = 255
-        given, found = TrainingSet(images=images, labels=torch.tensor(labels)), list[Tensor]()
-        plan = replace(canary_plan(self.site), epochs=count, steps=None, batch_size=len(labels))
-        named = replace(self.defense_stack, name=f"{self.defense_stack.name}/moved/{labels}/{lit}/{side}")
+        owners, found = torch.arange(len(labels)).repeat_interleave(versions), list[Tensor]()
+        given = TrainingSet(
+            images=images[owners], labels=torch.tensor(labels)[owners], owners=None if versions == 1 else owners
+        )
+        plan = replace(canary_plan(self.site), epochs=count, steps=None, batch_size=len(owners))
+        named = replace(self.defense_stack, name=f"{self.defense_stack.name}/moved/{labels}/{lit}/{side}/{versions}")
 
         def train(with_trainer: Client, clock: Clock) -> None:
             moved = moves(with_trainer, self.site.method, given, plan, clock=clock, sign=1.0, seed=self.site.seed)
