@@ -13,6 +13,7 @@ from fdgsec.experiments.audit.neighboring_clients import Site, releases_of
 from fdgsec.experiments.audit.noise_of_records import same_cost
 from fdgsec.experiments.audit.noise_tails import without_tails
 from fdgsec.experiments.audit.noise_within import update_repeats
+from fdgsec.experiments.audit.sampled_records import sampling_faults
 from fdgsec.experiments.run_config import RunConfig, made
 from fdgsec.experiments.setup.defenses import statistic_source_of
 from fdgsec.federation.defense import (
@@ -154,6 +155,8 @@ def _check_moves(method: Method, stack: DefenseStack, start: GlobalModel) -> Non
         plans = [replace(PLAN, optimizer="sgd", momentum=0.9), replace(PLAN, optimizer="adam", learning_rate=1e-3)]
         for said in (*training_moves(site, stack), *optimizer_moves(site, stack, plans)):
             expect(False, "a training moves with one image no further than its cost allows", said)
+        for said in sampling_faults(site, stack):
+            expect(False, "a training draws its records as its cost says", said)
     for said in told_for_free(site, stack):
         expect(False, "every new release has its cost", said)
     for release in without_tails(site, stack, draws=TAILS):

@@ -68,8 +68,8 @@ class NoiseChecks:
     and `left_out` those where that is sure. Whether it hides too little is for a canary to tell, which those `bounded`
     have: noise that was projected with the mean that it hides, onto public directions, is sound. `moved` are releases
     that one image or client moves further than their cost allows, each with both distances in words, or numbers beside
-    an update that have none, and `trainings` says so of private training. `seeding` tells whether a release calls
-    `manual_seed`, which keeps 32 bits."""
+    an update that have none, and `trainings` says so of private training. `samples` says what is wrong with the samples
+    of its steps. `seeding` tells whether a release calls `manual_seed`, which keeps 32 bits."""
 
     releases: int = 0
     alike: tuple[int, int] | None = None
@@ -83,6 +83,7 @@ class NoiseChecks:
     of_records: Sequence[str] = ()
     moved: Sequence[str] = ()
     trainings: Sequence[str] = ()
+    samples: Sequence[str] = ()
     seeding: bool = False
 
     @property
@@ -107,6 +108,7 @@ class NoiseChecks:
             "noise depends on the records that it hides": bool(self.of_records),
             "one image or client moves a release further than its cost allows": bool(self.moved)
             or bool(self.trainings),
+            "steps of training do not draw their records as their cost says": bool(self.samples),
         }
 
     def line(self) -> str:
@@ -120,7 +122,7 @@ class NoiseChecks:
             for release in self.thin
         ]
         said += [f"the noise or cost of {release} changes where its records do" for release in self.of_records]
-        said += [*self.moved, *self.trainings]
+        said += [*self.moved, *self.trainings, *self.samples]
         if self.alike is not None:
             said.insert(0, "releases {} and {} of the same records are alike".format(*self.alike))
         elif self.states_bits is not None:

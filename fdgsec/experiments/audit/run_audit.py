@@ -26,6 +26,7 @@ from fdgsec.experiments.audit.noise_checks import NoiseChecks, check_messages, c
 from fdgsec.experiments.audit.noise_scale import CONFIDENCE, SmallTraining
 from fdgsec.experiments.audit.noise_within import DRAWS, NUMBERS, alike
 from fdgsec.experiments.audit.one_run import Canaries, GradientCanaries, MislabelledCanaries, audited, plan_of, smooth
+from fdgsec.experiments.audit.sampled_records import sampling_faults
 from fdgsec.experiments.options_in_effect import check_in_effect
 from fdgsec.experiments.run_config import RunConfig, attack_settings, defense_text, on_stated_threads, target_method
 from fdgsec.experiments.setup.defenses import defense_documents, defense_stack_of
@@ -325,7 +326,8 @@ def _training_noise(site: Site, plan: AuditPlan) -> NoiseChecks:
         *told_for_free(site, site.defense_stack),
     ]
     within = ["the updates of a training"] if alike(untouched) else []
-    checks = NoiseChecks(confidence=plan.confidence, within=within, trainings=moved)
+    samples = sampling_faults(site, site.defense_stack)
+    checks = NoiseChecks(confidence=plan.confidence, within=within, trainings=moved, samples=samples)
     return compared(checks, (torch.cat(steps).double() for steps in trained))
 
 
