@@ -1,23 +1,26 @@
-"""Private trainers whose steps are not what they state: some without noise, more of them, or noise that comes again;
-records that are drawn otherwise than in secret and independently; versions of a record that count as records."""
+"""Private trainers whose steps are not what they state: some without noise, more of them, noise that comes again, layers
+that are left as they are; records that are drawn otherwise than in secret and independently; versions of a record that
+count as records."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import cycle
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fdgsec.nn.training.batches import TrainingSet, batch_of
 from fdgsec.privacy import dp_sgd
 from fdgsec.privacy.accounting import Use
 from fdgsec.privacy.dp_sgd import PrivateTrainer, noisy
 from fdgsec.runtime.secret_streams import SecretStream
-from tests.support.misstated_costs import Made
+from tests.support.misstated_costs import Made, length, summed
 
 PERIOD = 499
+MOVES = "one image moves a step of training"
 
 
 @dataclass(kw_only=True)
@@ -269,6 +272,60 @@ def _labels(data: TrainingSet) -> Tensor:
     return torch.stack([data.labels[data.owners == owner][0] for owner in data.owners.unique()])
 
 
+Left = Callable[[nn.Module, str], bool]
+
+
+def of_norms(layer: nn.Module, _name: str) -> bool:
+    """Weights and biases of group norms."""
+    return isinstance(layer, nn.GroupNorm)
+
+
+def of_norms_scale(layer: nn.Module, name: str) -> bool:
+    """Weights of group norms."""
+    return isinstance(layer, nn.GroupNorm) and name == "weight"
+
+
+def of_wide_kernels(layer: nn.Module, _name: str) -> bool:
+    """Kernels of more than one pixel."""
+    return isinstance(layer, nn.Conv2d) and layer.kernel_size != (1, 1)
+
+
+def of_depthwise_kernels(layer: nn.Module, _name: str) -> bool:
+    """Kernels of one input each."""
+    return isinstance(layer, nn.Conv2d) and layer.groups > 1
+
+
+def of_biases(layer: nn.Module, name: str) -> bool:
+    """Biases of convolutions."""
+    return isinstance(layer, nn.Conv2d) and name == "bias"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WithLayersLeftOut(PrivateTrainer):
+    """Measures lengths without the `left` parameters; where these are `plain`, they have neither clip nor noise."""
+
+    left: Left
+    plain: bool = False
+
+    def __call__(self, *given: Any, **named: Any) -> dict[str, float]:
+        flags = [
+            self.left(layer, name) for layer in given[0].modules() for name, _ in layer.named_parameters(recurse=False)
+        ]
+        turn = cycle(flags)
+
+        def clipped(rows: Sequence[Tensor], bound: float) -> list[Tensor]:
+            kept = [part for part, left in zip(rows, flags, strict=True) if not left]
+            found = summed(rows, (bound / (length(kept) * (1 + 1e-5)).clamp_min(1e-12)).clamp_max(1))
+            plain = [part.sum(0) for part in rows]
+            return [own if left and self.plain else one for one, own, left in zip(found, plain, flags, strict=True)]
+
+        def drawn(total: Tensor, noise: float, secret: SecretStream) -> Tensor:
+            return noisy(total, 0.0 if next(turn) and self.plain else noise, secret)
+
+        with patch.object(dp_sgd, "clipped_sum", clipped), patch.object(dp_sgd, "noisy", drawn):
+            return super().__call__(*given, **named)
+
+
 STEPS: Mapping[str, tuple[Made, str]] = {
     "no noise on kernels": (partial(WithNoiseAt, noise=but_for_kernels), "in which nothing hides it"),
     "no noise in every eighth step": (partial(WithNoiseAt, noise=but_for_every_eighth), "in which nothing hides it"),
@@ -277,6 +334,11 @@ STEPS: Mapping[str, tuple[Made, str]] = {
     "a plain step at the end": (WithAPlainStepAtTheEnd, "in which nothing hides it"),
     "one step stated": (StatingOneStep, "steps; its cost is of"),
     "owners ignored": (IgnoringOwners, "one image of several versions moves a step"),
+    "norms as they are": (partial(WithLayersLeftOut, left=of_norms, plain=True), "in which nothing hides it"),
+    "without norms' weights": (partial(WithLayersLeftOut, left=of_norms_scale), MOVES),
+    "without 3x3 kernels": (partial(WithLayersLeftOut, left=of_wide_kernels), MOVES),
+    "without depthwise kernels": (partial(WithLayersLeftOut, left=of_depthwise_kernels), MOVES),
+    "without biases of convolutions": (partial(WithLayersLeftOut, left=of_biases), MOVES),
 }
 """Trainers, by what they do, and what is said of them."""
 

@@ -1,8 +1,8 @@
 """The training that audits gradient canaries: images with one lit pixel each, and networks with weights of each pixel.
 
 The gradient of a canary is constant, and nonzero only in the weights of its lit pixel: their update is the noisy sum in
-the direction of the canary. There is one such weight in each of several tensors, matrices, vectors and kernels, so that
-clipping them one by one, leaving noise out of some, or drawing the same noise for each shows. A method that steps
+the direction of the canary. There is one such weight in each of several tensors, of every kind that backbones have, so
+that clipping them one by one, leaving noise out of some, or drawing the same noise for each shows. A method that steps
 several networks jointly (fdgsec.federation.dp_sgd_joint) is audited with as many such networks."""
 
 import math
@@ -12,9 +12,10 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fdgsec.data.domains import DomainDataset
-from fdgsec.experiments.audit.small_networks import layered
+from fdgsec.experiments.audit.small_networks import WIDTH, layered
 from fdgsec.federation.dp_sgd_joint import Gradients, StepsJointly, joint_training
 from fdgsec.federation.method import Client, Clock, Method
 from fdgsec.nn.networks.classifiers import Classifier
@@ -26,14 +27,23 @@ from fdgsec.runtime.random_streams import stream
 
 SLOPE = 1e4
 """The gradient of a canary in each of its weights, far above any clipping bound in use."""
-EVERYWHERE, AGAINST, IN_THE_LAST, IN_MATRICES, IN_VECTORS, IN_KERNELS, FAINT = range(7)
-"""Labels of canaries: of a gradient in every tensor, of a longer one against it, of one in the last layer alone, in the
-matrices, the vectors or the kernels of the other layers, and of one of next to no length."""
+OVERFLOWING = 1e38
+"""Times SLOPE it is infinite in float32."""
+KINDS = 9
+"""Kinds of tensors: the last layer's, matrices, vectors and 1x1 kernels, and, one of each, the bias of a convolution, a
+3x3 kernel, a depthwise one, and the weight and the bias of a group norm."""
+LAST, MATRIX, VECTOR, KERNEL, CONVOLUTION_BIAS, WIDE_KERNEL, DEPTHWISE_KERNEL, NORM_WEIGHT, NORM_BIAS = range(KINDS)
+EVERYWHERE, AGAINST, FAINT, INFINITE, NOT_A_NUMBER = range(5)
+"""Labels of canaries: of a gradient in every tensor, of a longer one against it, of one of next to no length, of one
+that is infinite in one weight of each 1x1 kernel, and of one that is no number."""
+IN_ONE_KIND = range(5, 5 + KINDS)
+"""Labels of canaries of a gradient in the tensors of one kind alone, in the order of the kinds."""
 PARTS = (
-    (1.0, 1.0, 1.0, 1.0), (-2.0, -2.0, -2.0, -2.0), (1.0, 0.0, 0.0, 0.0), (0.0, 1.0, 0.0, 0.0), (0.0, 0.0, 1.0, 0.0),
-    (0.0, 0.0, 0.0, 1.0), (1e-12, 1e-12, 1e-12, 1e-12),
+    (1.0,) * KINDS, (-2.0,) * KINDS, (1e-12,) * KINDS,
+    tuple(OVERFLOWING if kind == KERNEL else 1.0 for kind in range(KINDS)), (math.nan,) * KINDS,
+    *(tuple(float(kind == own) for kind in range(KINDS)) for own in range(KINDS)),
 )  # fmt: skip
-"""Lengths of gradients by label, in the last layer, in each matrix, in each vector and in each kernel."""
+"""Lengths of gradients by label, in each tensor of a kind."""
 
 
 @dataclass(frozen=True)
@@ -46,18 +56,36 @@ class OwnWeights:
     def __call__(self, batch: Batch, model: Classifier) -> Tensor:
         """The losses, (B,)."""
         pixels = batch.images.flatten(1)
-        last, matrices, vectors, kernels = pixels.new_tensor(PARTS)[batch.labels.to(pixels.device)].T
-        outputs: Tensor = last * model.head(pixels).squeeze(1)
-        nothing = pixels.new_zeros((len(pixels), 1))
+        lengths = pixels.new_tensor(PARTS)[batch.labels.to(pixels.device)]
+        outputs: Tensor = lengths[:, LAST] * model.head(pixels).squeeze(1)
         for layer in model.body.children():
-            if isinstance(layer, nn.Conv2d):
-                kernel = layer(nothing.view(-1, 1, 1, 1) - 1).flatten(1)  # counts against the last layer
-                outputs = outputs + (pixels * kernels.unsqueeze(1) * kernel).sum(1)
-                continue
-            vector = layer(nothing)
-            matrix = layer(nothing - 1) - vector  # the matrix of a layer counts against its vector
-            outputs = outputs + (pixels * (matrices.unsqueeze(1) * matrix + vectors.unsqueeze(1) * vector)).sum(1)
+            for kind, weights in _seen_through(layer, pixels):
+                outputs = outputs + (pixels * lengths[:, kind : kind + 1] * weights).sum(1)
         return -self.slope * outputs
+
+
+def _seen_through(layer: nn.Module, pixels: Tensor) -> list[tuple[int, Tensor]]:
+    """The kinds of a layer's tensors, and their weights (B, inputs) as it computes them from constants.
+
+    Matrices and kernels count against the rest."""
+    rows = len(pixels)
+    if isinstance(layer, nn.GroupNorm):
+        low, high = layer(pixels.new_tensor([-1.0, 1.0]).expand(rows, layer.num_channels, 1, 2)).squeeze(2).unbind(2)
+        return [(NORM_WEIGHT, (high - low) / 2), (NORM_BIAS, (high + low) / 2)]
+    assert isinstance(layer, nn.Linear | nn.Conv2d)
+    if isinstance(layer, nn.Conv2d) and layer.kernel_size != (1, 1):
+        width = 2 * WIDTH - 1
+        lit = functional.one_hot(torch.tensor(width**2 // 2), width**2).view(1, 1, width, width).to(pixels)
+        kernel = layer(-lit.expand(rows, layer.in_channels, -1, -1)).flip(2, 3).flatten(1)[:, : pixels.shape[1]]
+        return [(WIDE_KERNEL if layer.groups == 1 else DEPTHWISE_KERNEL, kernel)]
+    convolution = isinstance(layer, nn.Conv2d)
+    nothing = pixels.new_zeros((rows, 1, 1, 1) if convolution else (rows, 1))
+    kinds = (KERNEL, CONVOLUTION_BIAS) if convolution else (MATRIX, VECTOR)
+    matrix = layer(nothing - 1).flatten(1)
+    if layer.bias is None:
+        return [(kinds[0], matrix)]
+    vector = layer(nothing).flatten(1)
+    return [(kinds[0], matrix - vector), (kinds[1], vector)]
 
 
 def networks_of(method: Method, clock: Clock) -> int:
@@ -112,8 +140,9 @@ def _weights(models: Sequence[Classifier]) -> Tensor:
 def _signed_weights(model: Classifier) -> Tensor:
     rows = [model.head.weight.detach().flatten()]
     for layer in model.body.children():
-        assert isinstance(layer, nn.Linear | nn.Conv2d)
-        rows.append(-layer.weight.detach().flatten())
+        assert isinstance(layer, nn.Linear | nn.Conv2d | nn.GroupNorm)
+        weights = layer.weight.detach().flatten()[: model.features_width]
+        rows.append(weights if isinstance(layer, nn.GroupNorm) else -weights)
         rows += [] if layer.bias is None else [layer.bias.detach()]
     return torch.stack(rows)
 

@@ -20,10 +20,7 @@ from fdgsec.experiments.audit.gradient_canaries import (
     AGAINST,
     EVERYWHERE,
     FAINT,
-    IN_KERNELS,
-    IN_MATRICES,
-    IN_THE_LAST,
-    IN_VECTORS,
+    IN_ONE_KIND,
     moves,
 )
 from fdgsec.experiments.audit.neighbor_tests import DEVIATIONS, FACTOR
@@ -95,7 +92,7 @@ def training_moves(site: Site, defense_stack: DefenseStack) -> list[str]:
         return []
     both, without = (tried.steps(PAIRED, [EVERYWHERE, AGAINST], lit=lit)[0] for lit in (2, 1))
     found = [apart(alone, torch.zeros_like(alone), allowed), apart(without, both, allowed)]
-    for label in (IN_THE_LAST, IN_MATRICES, IN_VECTORS, IN_KERNELS):
+    for label in IN_ONE_KIND:
         part = tried.steps(FEW, [label])[0]
         found.append(apart(part, torch.zeros_like(part), allowed))
     said = [f"one image moves a step of training {moved.words}" for moved in found if moved.too_far][:1]

@@ -1,5 +1,6 @@
 """Small networks in the place of large ones: what is done to any number of a model is done to a few in the same way."""
 
+import math
 from functools import cache
 
 import torch
@@ -10,8 +11,9 @@ from fdgsec.federation.method import GlobalModel
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.networks.loaded_copies import loaded_copy
 
-LINEAR, KERNELS = 6, 4
-"""Layers of a matrix and a vector, and convolutions without bias, beside the last layer."""
+LINEAR, POINTWISE, WIDTH = 4, 2, 3
+"""Layers of a matrix and a vector beside the last layer, 1x1 convolutions without bias, and the width of kernels of
+more than one pixel."""
 
 
 class SmallModel(GlobalModel):
@@ -20,8 +22,7 @@ class SmallModel(GlobalModel):
     def module(self, *, layout: torch.memory_format = torch.contiguous_format) -> Classifier:
         """Make the network with the state."""
         state = self.state.state
-        body = [value.ndim for name, value in state.items() if name.startswith("body")]
-        built = _skeleton(state["head.weight"].shape[1], body.count(2), body.count(4))
+        built = _skeleton(state["head.weight"].shape[1], any(name.startswith("body") for name in state))
         network = loaded_copy(built, state, layout=layout)
         assert network is not None  # names and shapes are its own
         return network
@@ -36,27 +37,38 @@ def small_model(like: GlobalModel, network: Classifier) -> SmallModel:
 def layered(inputs: int) -> Classifier:
     """A network of a linear layer without bias and small ones, with zero weights: 17 tensors of so many numbers.
 
-    The small layers have one input and as many outputs as there are pixels: tensors of 1, 2 and 4 dimensions."""
-    return _network(inputs, linear=LINEAR, kernels=KERNELS)
+    The small layers are of the kinds that backbones have: linear layers and 1x1 convolutions of one input, one of these
+    with a bias, a 3x3 convolution and a depthwise one, whose kernels have up to 8 numbers more, and a group norm."""
+    return _network(inputs, small=True)
 
 
 def one_layer(inputs: int) -> Classifier:
     """A network of one linear layer without bias, with zero weights."""
-    return _network(inputs, linear=0, kernels=0)
+    return _network(inputs, small=False)
 
 
 @cache
-def _skeleton(inputs: int, linear: int, kernels: int) -> Classifier:
-    return _network(inputs, linear=linear, kernels=kernels)
+def _skeleton(inputs: int, small: bool) -> Classifier:
+    return _network(inputs, small=small)
 
 
-def _network(inputs: int, *, linear: int, kernels: int) -> Classifier:
+def _network(inputs: int, *, small: bool) -> Classifier:
     with torch.device("meta"):  # avoids draws from the global random stream
-        layers: list[nn.Module] = [nn.Linear(1, inputs) for _ in range(linear)]
-        layers += [nn.Conv2d(1, inputs, 1, bias=False) for _ in range(kernels)]
-        head, body = nn.Linear(inputs, 1, bias=False), nn.Sequential(*layers)
+        head, body = nn.Linear(inputs, 1, bias=False), nn.Sequential(*_small_layers(inputs) if small else ())
     for part in (head, body):
         part.to_empty(device="cpu")
         for weights in part.parameters():
             nn.init.zeros_(weights)
     return Classifier(backbone="linear", norm="group", body=body, neck=nn.Flatten(), head=head)
+
+
+def _small_layers(inputs: int) -> list[nn.Module]:
+    wide = math.ceil(inputs / WIDTH**2)
+    return [
+        *(nn.Linear(1, inputs) for _ in range(LINEAR)),
+        *(nn.Conv2d(1, inputs, 1, bias=False) for _ in range(POINTWISE)),
+        nn.Conv2d(1, inputs, 1),
+        nn.Conv2d(1, wide, WIDTH, bias=False),
+        nn.Conv2d(wide, wide, WIDTH, groups=wide, bias=False),
+        nn.GroupNorm(1, inputs, eps=0.0),
+    ]
