@@ -300,6 +300,11 @@ def of_biases(layer: nn.Module, name: str) -> bool:
     return isinstance(layer, nn.Conv2d) and name == "bias"
 
 
+def of_the_first_convolution(layer: nn.Module, _name: str) -> bool:
+    """The convolution of an image's three channels."""
+    return isinstance(layer, nn.Conv2d) and layer.in_channels == 3
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WithLayersLeftOut(PrivateTrainer):
     """Measures lengths without the `left` parameters; where these are `plain`, they have neither clip nor noise."""
@@ -335,6 +340,10 @@ STEPS: Mapping[str, tuple[Made, str]] = {
     "one step stated": (StatingOneStep, "steps; its cost is of"),
     "owners ignored": (IgnoringOwners, "one image of several versions moves a step"),
     "norms as they are": (partial(WithLayersLeftOut, left=of_norms, plain=True), "in which nothing hides it"),
+    "the first convolution as it is": (
+        partial(WithLayersLeftOut, left=of_the_first_convolution, plain=True),
+        "of the network, in which nothing hides it",
+    ),
     "without norms' weights": (partial(WithLayersLeftOut, left=of_norms_scale), MOVES),
     "without 3x3 kernels": (partial(WithLayersLeftOut, left=of_wide_kernels), MOVES),
     "without depthwise kernels": (partial(WithLayersLeftOut, left=of_depthwise_kernels), MOVES),

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fdgsec.defenses.dp_fedavg import DPFedAvg, clipped
 from fdgsec.defenses.private_scores import PrivateScores
@@ -83,6 +83,27 @@ class UpdatesWithoutNoiseOnVectors(UpdatesWithNoiseOf):
 
     def scaled(self, changes: Mapping[str, Tensor]) -> Mapping[str, float]:
         return {name: float(change.ndim > 1) for name, change in changes.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdatesWithNormsAsTheyAre(DPFedAvg):
+    """Group norms leave as they are, as where code is written for norms that stay at home."""
+
+    def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
+        made, model = super().on_message(outgoing, rng), outgoing.sender.model
+        if made is None or outgoing.name != "model" or model is None:
+            return made
+        norms = {name for name, layer in model.module().named_modules() if isinstance(layer, nn.GroupNorm)}
+        own = {name: value for name, value in outgoing.artifact.tensors().items() if name.rpartition(".")[0] in norms}
+        return replace(made, artifact=ModelState(state=made.artifact.tensors() | own))
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdatesWithoutNoiseOnTheStem(UpdatesWithNoiseOf):
+    """Tensors with a backbone's name for its first layers are clipped with the rest, and get no noise."""
+
+    def scaled(self, changes: Mapping[str, Tensor]) -> Mapping[str, float]:
+        return {name: float(not name.startswith("body.stem")) for name in changes}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ from fdgsec.experiments.audit.neighbor_tests import FACTOR, SCREENED_BY, TESTS, 
 from fdgsec.experiments.audit.neighboring_clients import Release, Site, shared_releases
 from fdgsec.experiments.audit.planted_statistics import chains_of_statistics, is_pooled
 from fdgsec.experiments.audit.planted_updates import buffers_of_updates, chain_of_updates, chains_of_scores
+from fdgsec.experiments.audit.tensors_without_noise import sent_without_noise
 from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.runtime.errors import UsageError
 
@@ -65,7 +66,11 @@ def moved_too_far(site: Site, defense_stack: DefenseStack) -> list[Moved]:
     for key, pairs in _furthest_pairs(site, defense_stack).items():
         moved = chain(_beyond(pairs, fresh), _beyond(less.get(key, ()), fresh))
         found += list(islice(moved, 1))
-    return found
+    return found or [
+        _moved(release, f"in {tensor!r}, which has no noise", defense_stack)
+        for clock in site.clocks[:1]
+        for release, tensor in sent_without_noise(site, clock, defense_stack)
+    ]
 
 
 def _beyond(pairs: Sequence[Pair], defense_stack: DefenseStack) -> Iterator[Moved]:
@@ -75,19 +80,19 @@ def _beyond(pairs: Sequence[Pair], defense_stack: DefenseStack) -> Iterator[Move
     for pair in pairs:
         for test, apart in _tested(pair, TESTS, defense_stack, DRAWS):
             if apart.too_far:
-                yield _moved(pair[0], apart, defense_stack)
+                yield _moved(pair[0], apart.words, defense_stack)
             if apart.times > max(FACTOR, suspected[test][0] if test in suspected else 0.0):
                 suspected[test] = apart.times, pair
     sure = replace(defense_stack, name=f"{defense_stack.name}/sure")
     for pair in dict.fromkeys(pair for _, pair in suspected.values()):
         for _, apart in _tested(pair, [test for test in suspected if suspected[test][1] is pair], sure, SURE):
             if apart.too_far:
-                yield _moved(pair[0], apart, defense_stack)
+                yield _moved(pair[0], apart.words, defense_stack)
 
 
-def _moved(release: Release, apart: Apart, defense_stack: DefenseStack) -> Moved:
+def _moved(release: Release, words: str, defense_stack: DefenseStack) -> Moved:
     units = {use.unit for use in release.sent(defense_stack)[1] or ()}
-    return Moved(release=release, words=apart.words, by="one client" if units == {"client"} else "one image")
+    return Moved(release=release, words=words, by="one client" if units == {"client"} else "one image")
 
 
 def _tested(pair: Pair, tests: Sequence[Test], defense_stack: DefenseStack, draws: int) -> Iterator[tuple[Test, Apart]]:

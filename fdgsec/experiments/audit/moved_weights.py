@@ -6,7 +6,8 @@ that clips the sum of a batch turns it around with one image; one that adds no n
 to every tensor, hides nothing along some direction; and one that takes its bound from the images tells by the size of
 its noise what they are. So images with a gradient in all tensors, or in some
 (fdgsec.experiments.audit.gradient_canaries), are trained on many times, with and without one of them, and what that
-one moves is compared with the noise of the weights beside it, in all steps and in each. A cost is of so many steps with
+one moves is compared with the noise of the weights beside it, in all steps and in each; the run's own network takes a
+step as well (fdgsec.experiments.audit.tensors_without_noise). A cost is of so many steps with
 new noise each: these are counted, and their noise is compared with each other's."""
 
 import math
@@ -28,6 +29,7 @@ from fdgsec.experiments.audit.neighboring_clients import Site
 from fdgsec.experiments.audit.noise_of_records import SIZE_DEVIATIONS
 from fdgsec.experiments.audit.noise_within import repeats
 from fdgsec.experiments.audit.one_run import canary_plan, inverse_variances, trainings
+from fdgsec.experiments.audit.tensors_without_noise import trained_without_noise
 from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.dp_sgd_joint import StepsJointly
 from fdgsec.federation.method import Client, Clock
@@ -106,6 +108,8 @@ def training_moves(site: Site, defense_stack: DefenseStack) -> list[str]:
     sizes = [moved[..., 1:].square().mean().log() for moved in (alone, tried.steps(STEPS, [FAINT])[0])]
     if abs(float(sizes[0] - sizes[1])) > SIZE_DEVIATIONS * math.sqrt(4 / alone[..., 1:].numel()):
         said.append("the size of a training's noise follows the gradient of its image")
+    if not said and (tensor := trained_without_noise(site, defense_stack)):
+        said.append(f"one image changes {tensor!r} of the network, in which nothing hides it")
     return said
 
 

@@ -25,6 +25,8 @@ from tests.support.misstated_updates import (
     UpdatesWithNoiseOf,
     UpdatesWithNoiseOfTheirLength,
     UpdatesWithNoiseOverAndOver,
+    UpdatesWithNormsAsTheyAre,
+    UpdatesWithoutNoiseOnTheStem,
     UpdatesWithoutNoiseOnVectors,
     UpdatesWithTheirAverages,
 )
@@ -43,6 +45,7 @@ def said_of(defense: Defense) -> list[str]:
         UpdatesClippedWithoutOne(epsilon=4.0), UpdatesClippedWithoutOne(epsilon=4.0, skipped=3),
         UpdatesClippedByTensor(epsilon=4.0), UpdatesClippedInTheLargest(epsilon=4.0),
         UpdatesWithoutNoiseOnVectors(epsilon=4.0), UpdatesWithNoiseOfTheirLength(epsilon=4.0),
+        UpdatesWithNormsAsTheyAre(epsilon=4.0), UpdatesWithoutNoiseOnTheStem(epsilon=4.0),
     ],
     ids=lambda value: type(value).__name__,
 )  # fmt: skip

@@ -1,0 +1,90 @@
+"""Whether a tensor of the run's own network leaves without noise: in a training, or in an update.
+
+Small networks stand for large ones elsewhere in the audit. A defense may treat layers by names and types that these do
+not have, so that the run's own network is trained, and sent, a few times as well. Noise differs from draw to draw: a
+tensor that does not, and that one image changes, tells of it for certain."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fdgsec.experiments.audit.message_canaries import FAR, spread_out
+from fdgsec.experiments.audit.neighboring_clients import Release, Site
+from fdgsec.experiments.audit.one_run import Included, canary_plan, trainings
+from fdgsec.federation.artifacts import ModelState
+from fdgsec.federation.defense_stack import DefenseStack
+from fdgsec.federation.method import Client, Clock
+from fdgsec.nn.training.batches import TrainingSet
+from fdgsec.nn.training.per_sample_gradients import PrivateTrainingError
+
+DRAWS = 2
+"""Draws on each side: of noise, no two are equal in all numbers of a tensor."""
+IMAGES = 2
+"""Images of the client on which its network takes a step, one of which is left out on the other side."""
+
+State = Mapping[str, Tensor]
+
+
+def trained_without_noise(site: Site, defense_stack: DefenseStack) -> str | None:
+    """A tensor of the run's network that one image changes in a step of training, and noise does not; None if there is
+    none, or the trainer refuses the network."""
+    data = site.client.data
+    if site.model is None or len(data) < IMAGES:
+        return None
+    model, plan = site.model, replace(canary_plan(site), epochs=1, steps=None, batch_size=IMAGES)
+    client = replace(site.client, data=data.subset(torch.arange(IMAGES)), validation=None)
+    given = TrainingSet(images=client.data.pixels(), labels=client.data.labels)
+
+    def trained(side: bool, draw: int) -> State:
+        network, included = model.module(), torch.tensor([side, *[True] * (IMAGES - 1)])
+
+        def train(with_trainer: Client, clock: Clock) -> None:
+            rng = torch.Generator().manual_seed(clock.round)
+            with_trainer.trainer(
+                network, given, Included(included=included), plan, rng, round=clock.round, rounds=clock.rounds
+            )
+
+        named = replace(defense_stack, name=f"{defense_stack.name}/own network/{side}/{draw}")
+        trainings(replace(site, clocks=site.clocks[:1]), named, client, train)
+        return {name: weights.detach() for name, weights in network.named_parameters()}
+
+    try:
+        return _without_noise(*([trained(side, draw) for draw in range(DRAWS)] for side in (True, False)))
+    except PrivateTrainingError:  # what it refuses here it refuses in the run
+        return None
+
+
+def sent_without_noise(site: Site, clock: Clock, defense_stack: DefenseStack) -> list[tuple[Release, str]]:
+    """The update in which a tensor of the run's network has no noise, and the tensor; nothing if there is none, or no
+    cost bounds it."""
+    if site.model is None or not clock.rounds:
+        return []
+    received = Release(step="fit", slot="model", artifact=site.model.state, sender=site.sender(clock, {}))
+    uses = received.sent(defense_stack)[1]
+    if not uses or not all(use.noise for use in uses):
+        return []
+    parameters = dict(site.model.module().named_parameters())
+    state, toward = site.model.state.tensors(), spread_out(list(parameters.values()))
+    length = FAR * max(bound for use in uses for bound in use.sensitivity.values())
+    moved = {
+        name: (state[name].double() + length * part).to(state[name])
+        for name, part in zip(parameters, toward, strict=True)
+    }
+    other = replace(received, artifact=ModelState(state=state | moved))
+    found = _without_noise(*([_sent(one, defense_stack, draw) for draw in range(DRAWS)] for one in (received, other)))
+    return [] if found is None else [(received, found)]
+
+
+def _sent(release: Release, defense_stack: DefenseStack, draw: int) -> State:
+    return release.sent(replace(defense_stack, name=f"{defense_stack.name}/own network/{draw}"))[0].tensors()
+
+
+def _without_noise(first: Sequence[State], second: Sequence[State]) -> str | None:
+    """The first tensor that is the same in all draws of either side, and another one on the other side."""
+    for name, value in first[0].items():
+        same = all(torch.equal(side[0][name], one[name]) for side in (first, second) for one in side[1:])
+        if same and not torch.equal(value, second[0][name]):
+            return name
+    return None
