@@ -7,7 +7,7 @@ import torch
 
 from fdgsec.experiments.audit.free_numbers import told_for_free
 from fdgsec.experiments.audit.moved_by_optimizers import optimizer_moves
-from fdgsec.experiments.audit.moved_releases import moved_too_far
+from fdgsec.experiments.audit.moved_releases import Moved, moved_too_far, tensors_moved
 from fdgsec.experiments.audit.moved_weights import training_moves
 from fdgsec.experiments.audit.neighboring_clients import Site, releases_of
 from fdgsec.experiments.audit.noise_of_records import same_cost
@@ -164,11 +164,19 @@ def _check_moves(method: Method, stack: DefenseStack, start: GlobalModel) -> Non
     for release in (releases[0] for releases in releases_of(site)):
         again = bool(release.sent(stack)[1]) and update_repeats(release, stack)
         expect(not again, "noise does not come again", f"that of {release.slot!r} is a shorter one over and over")
-    for one in moved_too_far(site, stack):
+    for one in [*moved_too_far(site, stack), *_averages_moved(site, stack)]:
         expect(
             False, "a release moves with one image or client no further than its cost allows",
             f"{one.release.slot!r} moves with {one.by} {one.words}",
         )  # fmt: skip
+
+
+def _averages_moved(site: Site, stack: DefenseStack) -> list[Moved]:
+    """The update that batch norm's averages leave with as they are, of a network that has some."""
+    try:
+        return tensors_moved(replace(site, model=start_of(site.method, norm="batch")), stack)
+    except UsageError:  # a defense may refuse averages over images
+        return []
 
 
 def _check_protected(made_of: Sequence[Protected | None], sent: Passed, what: str) -> None:

@@ -32,6 +32,7 @@ from tests.support.misstated_noise import (
     StylesWithCutNoise,
     StylesWithLaplaceNoise,
 )
+from tests.support.misstated_updates import UpdatesWithTheirAverages
 
 OPTIONS: Mapping[str, dict[str, object]] = {"dp-sgd": {"noise_multiplier": 1.0}}
 SINGLE = CCST(style="single", k=2, styles_per_client=10)
@@ -175,6 +176,12 @@ def test_a_liar_is_found_out_and_told_which_promise_it_broke(liar: object, promi
 def test_a_liar_in_the_second_round_is_found_out(liar: object, promise: str):
     with pytest.raises(BrokenPromiseError, match=promise):
         check_defense(liar, method="stablefdg")
+
+
+@pytest.mark.medium
+def test_averages_beside_an_update_break_a_promise():
+    with pytest.raises(BrokenPromiseError, match=r"in 'body\.stem\.1\.running_mean', which has no noise"):
+        check_defense(UpdatesWithTheirAverages(epsilon=4.0), method="fedavg")
 
 
 @pytest.mark.parametrize(

@@ -331,6 +331,18 @@ class WithLayersLeftOut(PrivateTrainer):
             return super().__call__(*given, **named)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WithLessNoiseInLaterRounds(PrivateTrainer):
+    """Every round has nine tenths of the noise of the one before, stated as that of the first."""
+
+    def __call__(self, *given: Any, **named: Any) -> dict[str, float]:
+        def drawn(total: Tensor, noise: float, secret: SecretStream) -> Tensor:
+            return noisy(total, noise * 0.9 ** named["round"], secret)
+
+        with patch.object(dp_sgd, "noisy", drawn):
+            return super().__call__(*given, **named)
+
+
 STEPS: Mapping[str, tuple[Made, str]] = {
     "no noise on kernels": (partial(WithNoiseAt, noise=but_for_kernels), "in which nothing hides it"),
     "no noise in every eighth step": (partial(WithNoiseAt, noise=but_for_every_eighth), "in which nothing hides it"),
@@ -339,6 +351,7 @@ STEPS: Mapping[str, tuple[Made, str]] = {
     "a plain step at the end": (WithAPlainStepAtTheEnd, "in which nothing hides it"),
     "one step stated": (StatingOneStep, "steps; its cost is of"),
     "owners ignored": (IgnoringOwners, "one image of several versions moves a step"),
+    "less noise in later rounds": (WithLessNoiseInLaterRounds, MOVES),
     "norms as they are": (partial(WithLayersLeftOut, left=of_norms, plain=True), "in which nothing hides it"),
     "the first convolution as it is": (
         partial(WithLayersLeftOut, left=of_the_first_convolution, plain=True),

@@ -54,8 +54,8 @@ class UpdatesClippedInTheLargest(DPFedAvg):
 class UpdatesWithNoiseOf(DPFedAvg):
     """Adds noise to a clipped update, `scaled` to its tensors in some way."""
 
-    def scaled(self, changes: Mapping[str, Tensor]) -> Mapping[str, float]:
-        """The factor of the noise in each tensor."""
+    def scaled(self, changes: Mapping[str, Tensor], round: int) -> Mapping[str, float]:
+        """The factor of the noise in each tensor in a round."""
         return dict.fromkeys(changes, 1.0)
 
     def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
@@ -65,7 +65,7 @@ class UpdatesWithNoiseOf(DPFedAvg):
         received, sent = sender.model.state.state, outgoing.artifact.tensors()
         names, noise = self._parameters(sender.model, sent), self.noise(sender)
         changes = self._clipped_change(sent, received, names)
-        factors = self.scaled(changes)
+        factors = self.scaled(changes, outgoing.round)
         noisy = {
             name: (
                 received[name].double()
@@ -81,7 +81,7 @@ class UpdatesWithNoiseOf(DPFedAvg):
 class UpdatesWithoutNoiseOnVectors(UpdatesWithNoiseOf):
     """Vectors are clipped with the rest, and get no noise."""
 
-    def scaled(self, changes: Mapping[str, Tensor]) -> Mapping[str, float]:
+    def scaled(self, changes: Mapping[str, Tensor], round: int) -> Mapping[str, float]:
         return {name: float(change.ndim > 1) for name, change in changes.items()}
 
 
@@ -102,15 +102,23 @@ class UpdatesWithNormsAsTheyAre(DPFedAvg):
 class UpdatesWithoutNoiseOnTheStem(UpdatesWithNoiseOf):
     """Tensors with a backbone's name for its first layers are clipped with the rest, and get no noise."""
 
-    def scaled(self, changes: Mapping[str, Tensor]) -> Mapping[str, float]:
+    def scaled(self, changes: Mapping[str, Tensor], round: int) -> Mapping[str, float]:
         return {name: float(not name.startswith("body.stem")) for name in changes}
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdatesWithLessNoiseInLaterRounds(UpdatesWithNoiseOf):
+    """Every round has nine tenths of the noise of the one before, stated as that of the first."""
+
+    def scaled(self, changes: Mapping[str, Tensor], round: int) -> Mapping[str, float]:
+        return dict.fromkeys(changes, 0.9**round)
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpdatesWithNoiseOfTheirLength(UpdatesWithNoiseOf):
     """Short updates get little noise."""
 
-    def scaled(self, changes: Mapping[str, Tensor]) -> Mapping[str, float]:
+    def scaled(self, changes: Mapping[str, Tensor], round: int) -> Mapping[str, float]:
         length = float(torch.cat([change.flatten() for change in changes.values()]).norm())
         return dict.fromkeys(changes, max(length / self.clip, 0.05))
 

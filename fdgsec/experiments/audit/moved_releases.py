@@ -19,7 +19,7 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.experiments.audit.chains_of_clients import chains_of, strangers
 from fdgsec.experiments.audit.message_canaries import reference_of
 from fdgsec.experiments.audit.neighbor_tests import FACTOR, SCREENED_BY, TESTS, Apart, Drawn, Test, drawn
-from fdgsec.experiments.audit.neighboring_clients import Release, Site, shared_releases
+from fdgsec.experiments.audit.neighboring_clients import Release, Site, late, shared_releases
 from fdgsec.experiments.audit.planted_statistics import chains_of_statistics, is_pooled
 from fdgsec.experiments.audit.planted_updates import buffers_of_updates, chain_of_updates, chains_of_scores
 from fdgsec.experiments.audit.tensors_without_noise import sent_without_noise
@@ -54,7 +54,7 @@ class Moved:
 
 def moved_too_far(site: Site, defense_stack: DefenseStack) -> list[Moved]:
     """The releases with a cost, of each slot in the first rounds, that one image or client moves further than it
-    allows.
+    allows; where there are none, the update of a late round, or of the run's own network.
 
     Where what a client shares has no cost, it has none with other images: costs that depend on these are a fault of
     their own (fdgsec.experiments.audit.noise_of_records)."""
@@ -63,13 +63,26 @@ def moved_too_far(site: Site, defense_stack: DefenseStack) -> list[Moved]:
     found = []
     paid = any(one.sent(defense_stack)[1] for one in _shared(site, site.client.data))
     less = _one_image_less(site, defense_stack) if paid else {}
-    for key, pairs in _furthest_pairs(site, defense_stack).items():
+    chains = chain(_chains(site, defense_stack), _planted(site, defense_stack))
+    for key, pairs in _furthest_pairs(chains, defense_stack).items():
         moved = chain(_beyond(pairs, fresh), _beyond(less.get(key, ()), fresh))
         found += list(islice(moved, 1))
-    return found or [
+    return found or _moved_late(site, defense_stack) or tensors_moved(site, defense_stack)
+
+
+def _moved_late(site: Site, defense_stack: DefenseStack) -> list[Moved]:
+    """The update of a late round that moves further than its cost allows."""
+    updates = chain_of_updates(site, late(site.clocks[0]), defense_stack, alone=False)
+    pairs = _furthest_pairs([[[one] for one in updates]], defense_stack)
+    fresh = replace(defense_stack, name=f"{defense_stack.name}/confirmed")
+    return [moved for each in pairs.values() for moved in islice(_beyond(each, fresh), 1)]
+
+
+def tensors_moved(site: Site, defense_stack: DefenseStack) -> list[Moved]:
+    """The update of the first round in which a tensor of the run's own network has no noise."""
+    return [
         _moved(release, f"in {tensor!r}, which has no noise", defense_stack)
-        for clock in site.clocks[:1]
-        for release, tensor in sent_without_noise(site, clock, defense_stack)
+        for release, tensor in sent_without_noise(site, site.clocks[0], defense_stack)
     ]
 
 
@@ -102,10 +115,12 @@ def _tested(pair: Pair, tests: Sequence[Test], defense_stack: DefenseStack, draw
         yield from ((test, test(one, other)) for test in tests)
 
 
-def _furthest_pairs(site: Site, defense_stack: DefenseStack) -> Mapping[tuple[str, int], Sequence[Pair]]:
+def _furthest_pairs(
+    chains: Iterable[Iterable[Sequence[Release]]], defense_stack: DefenseStack
+) -> Mapping[tuple[str, int], Sequence[Pair]]:
     """Of each slot and round the neighbors that a few draws put furthest apart, CONFIRMED of them by each test."""
     found: dict[tuple[str, int], list[list[tuple[float, Pair]]]] = {}
-    for clients in chain(_chains(site, defense_stack), _planted(site, defense_stack)):
+    for clients in chains:
         before: Mapping[tuple[str, int], Drawn] = {}
         for releases in clients:
             now = _screened(releases, defense_stack)

@@ -25,7 +25,7 @@ from fdgsec.experiments.audit.gradient_canaries import (
     moves,
 )
 from fdgsec.experiments.audit.neighbor_tests import DEVIATIONS, FACTOR
-from fdgsec.experiments.audit.neighboring_clients import Site
+from fdgsec.experiments.audit.neighboring_clients import Site, late
 from fdgsec.experiments.audit.noise_of_records import SIZE_DEVIATIONS
 from fdgsec.experiments.audit.noise_within import repeats
 from fdgsec.experiments.audit.one_run import canary_plan, inverse_variances, trainings
@@ -97,6 +97,7 @@ def training_moves(site: Site, defense_stack: DefenseStack) -> list[str]:
     for label in IN_ONE_KIND:
         part = tried.steps(FEW, [label])[0]
         found.append(apart(part, torch.zeros_like(part), allowed))
+    found.append(_moved_late(site, defense_stack))
     said = [f"one image moves a step of training {moved.words}" for moved in found if moved.too_far][:1]
     said += _moved_by_versions(tried, allowed)
     if len(alone) > (paid := sum(use.count for use in uses)):
@@ -123,6 +124,13 @@ def _moved_by_versions(tried: "_Tried", allowed: float) -> list[str]:
         return []
     found = apart(moved, torch.zeros_like(moved), allowed)
     return [f"one image of several versions moves a step of training {found.words}"] if found.too_far else []
+
+
+def _moved_late(site: Site, defense_stack: DefenseStack) -> MovedWeights:
+    """What one image moves in a late round, whose noise may be less than that of the first."""
+    tried = _Tried(site=replace(site, clocks=[late(site.clocks[0])]), defense_stack=defense_stack)
+    moved, uses = tried.steps(FEW, [EVERYWHERE])
+    return apart(moved, torch.zeros_like(moved), allowed_by(uses) or math.inf)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

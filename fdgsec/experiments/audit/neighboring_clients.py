@@ -27,6 +27,9 @@ from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 
 T = TypeVar("T")
+LATE = 100
+"""Rounds of a run in whose last one updates and trainings are compared too: noise that shrinks from round to round is
+seen."""
 PILOT_RUNS = 16
 LEAST = -1e3
 """The log size of no noise at all."""
@@ -49,6 +52,11 @@ class Site:
         """The client, as input of its defenses."""
         request = StepRequest(clock=clock, model=self.model, inbox={})
         return self.defense_stack.sender(self.client, self.method, request, state, None)
+
+
+def late(clock: Clock) -> Clock:
+    """The last of LATE rounds with the same participants."""
+    return replace(clock, round=LATE - 1, rounds=LATE)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

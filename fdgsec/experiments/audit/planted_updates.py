@@ -25,8 +25,10 @@ FAINT = 1e-6
 """Of the bound: the length of an update that is next to none."""
 
 
-def chain_of_updates(site: Site, clock: Clock, defense_stack: DefenseStack) -> Sequence[Release]:
-    """Updates of a small network in a round, any two of which are neighbors; none where no cost bounds them."""
+def chain_of_updates(site: Site, clock: Clock, defense_stack: DefenseStack, *, alone: bool = True) -> Sequence[Release]:
+    """Updates of a small network in a round, any two of which are neighbors; none where no cost bounds them.
+
+    With `alone` there are updates in some tensors too, beside those in all."""
     if site.model is None or not clock.rounds:
         return ()
     model = small_model(site.model, layered(INPUTS))
@@ -36,7 +38,7 @@ def chain_of_updates(site: Site, clock: Clock, defense_stack: DefenseStack) -> S
     if not uses:
         return ()
     bound = max(length for use in uses for length in use.sensitivity.values())
-    return [received, *(_moved(received, change) for change in _changes(model.state.state, bound))]
+    return [received, *(_moved(received, change) for change in _changes(model.state.state, bound, alone=alone))]
 
 
 def buffers_of_updates(site: Site, clock: Clock, defense_stack: DefenseStack) -> Sequence[Release]:
@@ -52,7 +54,7 @@ def buffers_of_updates(site: Site, clock: Clock, defense_stack: DefenseStack) ->
     return [received, _moved(received, {name: torch.ones_like(state[name]).double() for name in buffers})]
 
 
-def _changes(state: Mapping[str, Tensor], bound: float) -> Iterator[Mapping[str, Tensor]]:
+def _changes(state: Mapping[str, Tensor], bound: float, *, alone: bool) -> Iterator[Mapping[str, Tensor]]:
     """What updates change, by tensor: two of each kind, one against the other."""
     parts = dict(zip(state, spread_out(list(state.values())), strict=True))
     names = list(parts)
@@ -61,7 +63,7 @@ def _changes(state: Mapping[str, Tensor], bound: float) -> Iterator[Mapping[str,
     groups += [[name] for name in names] + [[other for other in names if other != name] for name in names]
     for length in (FAINT * bound, bound, FAR * bound):
         yield from _two_of(parts, names, length)
-    for group in groups:
+    for group in groups if alone else ():
         yield from _two_of(parts, group, FAR * bound)
 
 

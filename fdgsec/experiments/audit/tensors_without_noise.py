@@ -57,8 +57,8 @@ def trained_without_noise(site: Site, defense_stack: DefenseStack) -> str | None
 
 
 def sent_without_noise(site: Site, clock: Clock, defense_stack: DefenseStack) -> list[tuple[Release, str]]:
-    """The update in which a tensor of the run's network has no noise, and the tensor; nothing if there is none, or no
-    cost bounds it."""
+    """The update in which a tensor of the run's network, or a buffer, has no noise, and the tensor; nothing if there is
+    none, or no cost bounds it."""
     if site.model is None or not clock.rounds:
         return []
     received = Release(step="fit", slot="model", artifact=site.model.state, sender=site.sender(clock, {}))
@@ -68,7 +68,8 @@ def sent_without_noise(site: Site, clock: Clock, defense_stack: DefenseStack) ->
     parameters = dict(site.model.module().named_parameters())
     state, toward = site.model.state.tensors(), spread_out(list(parameters.values()))
     length = FAR * max(bound for use in uses for bound in use.sensitivity.values())
-    moved = {
+    moved = {name: value + 1 for name, value in state.items() if value.is_floating_point()}
+    moved |= {
         name: (state[name].double() + length * part).to(state[name])
         for name, part in zip(parameters, toward, strict=True)
     }

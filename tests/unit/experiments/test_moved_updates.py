@@ -22,6 +22,7 @@ from tests.support.misstated_updates import (
     UpdatesClippedByTensor,
     UpdatesClippedInTheLargest,
     UpdatesClippedWithoutOne,
+    UpdatesWithLessNoiseInLaterRounds,
     UpdatesWithNoiseOf,
     UpdatesWithNoiseOfTheirLength,
     UpdatesWithNoiseOverAndOver,
@@ -45,7 +46,8 @@ def said_of(defense: Defense) -> list[str]:
         UpdatesClippedWithoutOne(epsilon=4.0), UpdatesClippedWithoutOne(epsilon=4.0, skipped=3),
         UpdatesClippedByTensor(epsilon=4.0), UpdatesClippedInTheLargest(epsilon=4.0),
         UpdatesWithoutNoiseOnVectors(epsilon=4.0), UpdatesWithNoiseOfTheirLength(epsilon=4.0),
-        UpdatesWithNormsAsTheyAre(epsilon=4.0), UpdatesWithoutNoiseOnTheStem(epsilon=4.0),
+        UpdatesWithNormsAsTheyAre(epsilon=4.0), UpdatesWithLessNoiseInLaterRounds(epsilon=4.0),
+        UpdatesWithoutNoiseOnTheStem(epsilon=4.0),
     ],
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
