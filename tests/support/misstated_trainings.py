@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from fdgsec.nn.training.batches import TrainingSet, batch_of
+from fdgsec.nn.training.per_sample_gradients import clipped_sum
 from fdgsec.privacy import dp_sgd
 from fdgsec.privacy.accounting import Use
 from fdgsec.privacy.dp_sgd import PrivateTrainer, noisy
 from fdgsec.runtime.secret_streams import SecretStream
-from tests.support.misstated_costs import Made, length, summed
+from tests.support.misstated_costs import Made, Patched, length, summed
 
 PERIOD = 499
 MOVES = "one image moves a step of training"
@@ -318,7 +319,8 @@ class WithLayersLeftOut(PrivateTrainer):
         ]
         turn = cycle(flags)
 
-        def clipped(rows: Sequence[Tensor], bound: float) -> list[Tensor]:
+        def clipped(given_rows: Sequence[Tensor], bound: float) -> list[Tensor]:
+            rows = [part.nan_to_num(0.0, 0.0, 0.0) for part in given_rows]
             kept = [part for part, left in zip(rows, flags, strict=True) if not left]
             found = summed(rows, (bound / (length(kept) * (1 + 1e-5)).clamp_min(1e-12)).clamp_max(1))
             plain = [part.sum(0) for part in rows]
@@ -329,6 +331,25 @@ class WithLayersLeftOut(PrivateTrainer):
 
         with patch.object(dp_sgd, "clipped_sum", clipped), patch.object(dp_sgd, "noisy", drawn):
             return super().__call__(*given, **named)
+
+
+def as_usual(rows: Sequence[Tensor], bound: float) -> list[Tensor]:
+    """A gradient times the bound over its length, which is no number where the gradient is not finite."""
+    return summed(rows, (bound / (length(rows) * (1 + 1e-5)).clamp_min(1e-12)).clamp_max(1))
+
+
+def refused(rows: Sequence[Tensor], bound: float) -> list[Tensor]:
+    """Gradients that are not finite end the training."""
+    if not bool(length(rows).isfinite().all()):
+        raise ValueError("a gradient is not finite.")
+    return clipped_sum(rows, bound)
+
+
+def longer_where_infinite(rows: Sequence[Tensor], bound: float) -> list[Tensor]:
+    """Infinite numbers become ten times the bound, after the clip."""
+    finite = [part.nan_to_num(0.0, 0.0, 0.0) for part in rows]
+    infinite = [torch.where(part.isinf(), part.sign(), 0.0).sum(0) for part in rows]
+    return [one + 10 * bound * far for one, far in zip(clipped_sum(finite, bound), infinite, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -351,6 +372,9 @@ STEPS: Mapping[str, tuple[Made, str]] = {
     "a plain step at the end": (WithAPlainStepAtTheEnd, "in which nothing hides it"),
     "one step stated": (StatingOneStep, "steps; its cost is of"),
     "owners ignored": (IgnoringOwners, "one image of several versions moves a step"),
+    "a usual clip": (partial(Patched, clip=as_usual), "makes the weights so"),
+    "a clip that refuses": (partial(Patched, clip=refused), "fails with an image whose gradient is not finite"),
+    "a longer clip where infinite": (partial(Patched, clip=longer_where_infinite), "further than its noise hides"),
     "less noise in later rounds": (WithLessNoiseInLaterRounds, MOVES),
     "norms as they are": (partial(WithLayersLeftOut, left=of_norms, plain=True), "in which nothing hides it"),
     "the first convolution as it is": (

@@ -1,5 +1,6 @@
 """Defenses of model updates and scores that state a finite epsilon and let through more than it allows."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -48,6 +49,18 @@ class UpdatesClippedInTheLargest(DPFedAvg):
         self, state: Mapping[str, Tensor], received: Mapping[str, Tensor], names: Sequence[str]
     ) -> dict[str, Tensor]:
         return {name: (state[name].double() - received[name].double()).clamp(-self.clip, self.clip) for name in names}
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdatesClippedWhereFinite(DPFedAvg):
+    """Takes lengths in float32, and clips nothing where they are infinite."""
+
+    def _clipped_change(
+        self, state: Mapping[str, Tensor], received: Mapping[str, Tensor], names: Sequence[str]
+    ) -> dict[str, Tensor]:
+        changes = {name: state[name].double() - received[name].double() for name in names}
+        length = float(torch.cat([change.float().flatten() for change in changes.values()]).square().sum().sqrt())
+        return changes if math.isinf(length) else clipped(changes, self.clip)
 
 
 @dataclass(frozen=True, kw_only=True)

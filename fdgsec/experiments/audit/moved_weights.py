@@ -22,6 +22,8 @@ from fdgsec.experiments.audit.gradient_canaries import (
     EVERYWHERE,
     FAINT,
     IN_ONE_KIND,
+    INFINITE,
+    NOT_A_NUMBER,
     moves,
 )
 from fdgsec.experiments.audit.neighbor_tests import DEVIATIONS, FACTOR
@@ -106,9 +108,9 @@ def training_moves(site: Site, defense_stack: DefenseStack) -> list[str]:
         said.append("the noise of a step of training comes again in another one")
     if any(repeats(tensor) for tensor in tried.steps(1, [EVERYWHERE], side=LARGE)[0][0]):
         said.append("the noise of a training comes again in the numbers of a tensor")
-    sizes = [moved[..., 1:].square().mean().log() for moved in (alone, tried.steps(STEPS, [FAINT])[0])]
-    if abs(float(sizes[0] - sizes[1])) > SIZE_DEVIATIONS * math.sqrt(4 / alone[..., 1:].numel()):
+    if _of_another_size(alone, tried.steps(STEPS, [FAINT])[0]):
         said.append("the size of a training's noise follows the gradient of its image")
+    said += _not_finite(tried, alone, allowed)
     if not said and (tensor := trained_without_noise(site, defense_stack)):
         said.append(f"one image changes {tensor!r} of the network, in which nothing hides it")
     return said
@@ -124,6 +126,27 @@ def _moved_by_versions(tried: "_Tried", allowed: float) -> list[str]:
         return []
     found = apart(moved, torch.zeros_like(moved), allowed)
     return [f"one image of several versions moves a step of training {found.words}"] if found.too_far else []
+
+
+def _of_another_size(one: Tensor, other: Tensor) -> bool:
+    """Whether the noise of as many steps of two clients differs in size."""
+    sizes = [moved[..., 1:].square().mean().log() for moved in (one, other)]
+    return abs(float(sizes[0] - sizes[1])) > SIZE_DEVIATIONS * math.sqrt(4 / one[..., 1:].numel())
+
+
+def _not_finite(tried: "_Tried", alone: Tensor, allowed: float) -> list[str]:
+    """What an image whose gradient is infinite, or no number, does to a training, in words: a clip that multiplies by
+    the bound over a length gives no number, and whoever fails with such an image tells that it is there."""
+    for label in (INFINITE, NOT_A_NUMBER):
+        try:
+            moved = tried.steps(STEPS, [label])[0]
+        except (ArithmeticError, RuntimeError, ValueError, UsageError) as error:
+            return [f"a training fails with an image whose gradient is not finite, and tells of it so ({error})"]
+        if not bool(moved.isfinite().all()):
+            return ["an image whose gradient is not finite makes the weights so, in which nothing hides it"]
+        if apart(moved, torch.zeros_like(moved), allowed).too_far or _of_another_size(alone, moved):
+            return ["an image whose gradient is not finite moves a step of training further than its noise hides"]
+    return []
 
 
 def _moved_late(site: Site, defense_stack: DefenseStack) -> MovedWeights:

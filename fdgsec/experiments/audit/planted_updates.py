@@ -2,8 +2,10 @@
 
 An update may be any direction and length: training on another image decides both. So a clip that measures the length
 without some tensors, noise that vectors do not get or whose size follows the update, and a bound that is the update's
-own are seen between updates that lie in one tensor alone, in all but one, or in all, at the bound, far beyond it and
-next to nothing. Scores are the means over validation images, of which each label is wrong or right."""
+own are seen between updates that lie in one tensor alone, in all but one, or in all, at the bound, far beyond it, next
+to nothing and about as long as a message may hold, where the squares of float32 numbers are infinite. An update that is
+not finite fails a client's step before any defense (fdgsec.federation.artifact_checks). Scores are the means over
+validation images, of which each label is wrong or right."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +17,7 @@ from fdgsec.experiments.audit.chains_of_clients import counts_of
 from fdgsec.experiments.audit.message_canaries import FAR, spread_out
 from fdgsec.experiments.audit.neighboring_clients import Release, Site, judged
 from fdgsec.experiments.audit.small_networks import layered, small_model
+from fdgsec.federation.artifact_checks import LARGEST_WEIGHT
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.method import Clock
@@ -61,7 +64,7 @@ def _changes(state: Mapping[str, Tensor], bound: float, *, alone: bool) -> Itera
     matrices = [name for name in names if state[name].ndim > 1]
     groups = [matrices, [name for name in names if name not in matrices]]
     groups += [[name] for name in names] + [[other for other in names if other != name] for name in names]
-    for length in (FAINT * bound, bound, FAR * bound):
+    for length in (FAINT * bound, bound, FAR * bound, LARGEST_WEIGHT / 2):
         yield from _two_of(parts, names, length)
     for group in groups if alone else ():
         yield from _two_of(parts, group, FAR * bound)
