@@ -28,6 +28,13 @@ def cache_root() -> Path:
     return Path.home() / ".cache" / "fdgsec"
 
 
+def named_in_cache(path: Path) -> str:
+    """The path of a file in the cache as a report may give it: without the folders of whoever computed it."""
+    root = next((f"${name}" for name in ("FDGSEC_CACHE", "XDG_CACHE_HOME") if os.environ.get(name)), "~/.cache")
+    folder = path.relative_to(cache_root()).as_posix()
+    return f"{root}/{folder}" if root == "$FDGSEC_CACHE" else f"{root}/fdgsec/{folder}"
+
+
 @contextmanager
 def atomic(path: Path, *, private: bool = False, synced: bool = True) -> Iterator[Path]:
     """Yield a temporary sibling of `path` to write to; it is renamed to `path` on success and deleted on failure.

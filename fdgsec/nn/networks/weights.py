@@ -25,7 +25,7 @@ from torch import Tensor
 from fdgsec.nn.networks import published_weights
 from fdgsec.nn.networks.published_weights import Shape, WeightEntry
 from fdgsec.nn.networks.weight_packages import weight_file
-from fdgsec.runtime.cache_files import atomic, cache_root, write_atomic
+from fdgsec.runtime.cache_files import atomic, cache_root, named_in_cache, write_atomic
 from fdgsec.runtime.download import DownloadError, Progress, download
 from fdgsec.runtime.errors import DataError, UsageError, WeightsUnavailableError, unknown_name
 from fdgsec.runtime.tensor_files import load_safetensors
@@ -93,7 +93,8 @@ def locate(name: str, *, path: Path | None = None) -> Path:
         import_file(name, found)
     if not file.is_file():
         raise WeightsUnavailableError(
-            f"the weights {name} ({entry.what}) are not stored: no {file}, and none in ${FOLDER}. {entry.how_to_get}."
+            f"the weights {name} ({entry.what}) are not stored: no {named_in_cache(file)}, and none in ${FOLDER}. "
+            f"{entry.how_to_get}."
         )
     return file
 

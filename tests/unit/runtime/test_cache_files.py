@@ -15,9 +15,11 @@ from fdgsec.data.catalog import load_dataset
 from fdgsec.federation.engines.state import FileStates
 from fdgsec.federation.run_folder import new_folder, save_run
 from fdgsec.federation.wire import Transcript
+from fdgsec.nn.networks.weights import locate
 from fdgsec.nn.styles.image_styles import prepare_statistics
-from fdgsec.runtime.cache_files import atomic, exchange, write_atomic
+from fdgsec.runtime.cache_files import atomic, cache_root, exchange, named_in_cache, write_atomic
 from fdgsec.runtime.checked_files import write_sums
+from fdgsec.runtime.errors import WeightsUnavailableError
 
 
 @pytest.fixture(params=[0o022, 0o077], ids=["022", "077"])
@@ -149,3 +151,35 @@ def test_a_folder_that_was_moved_aside_by_a_killed_process_comes_back(tmp_path: 
 
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     assert (tmp_path / "run" / "report.json").read_text() == "first"
+
+
+@pytest.mark.parametrize(
+    ("variable", "named"),
+    [
+        ("FDGSEC_CACHE", "$FDGSEC_CACHE/weights/one.safetensors"),
+        ("XDG_CACHE_HOME", "$XDG_CACHE_HOME/fdgsec/weights/one.safetensors"),
+        ("", "~/.cache/fdgsec/weights/one.safetensors"),
+    ],
+)
+def test_a_file_of_the_cache_is_named_without_the_folders_of_its_user(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str, named: str
+):
+    for name in ("FDGSEC_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    if variable:
+        monkeypatch.setenv(variable, str(tmp_path / "somebody"))
+
+    assert named_in_cache(cache_root() / "weights" / "one.safetensors") == named
+
+
+def test_weights_that_are_missing_are_said_to_be_so_without_the_folders_of_a_user(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setenv("FDGSEC_CACHE", str(tmp_path / "somebody"))
+    monkeypatch.delenv("FDGSEC_WEIGHTS", raising=False)
+
+    with pytest.raises(WeightsUnavailableError) as error:
+        locate("alexnet")
+
+    assert "$FDGSEC_CACHE/weights/alexnet.safetensors" in str(error.value)
+    assert "somebody" not in str(error.value)
