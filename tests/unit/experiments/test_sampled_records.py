@@ -18,7 +18,7 @@ from fdgsec.testing.contracts import BrokenPromiseError
 from fdgsec.testing.defenses import check_defense
 from fdgsec.testing.small_federation import CLIENTS, four_clients, start_of
 from tests.support.misstated_costs import DPSGDWith
-from tests.support.misstated_trainings import SAMPLES, Sampling, in_public, in_secret
+from tests.support.misstated_samples import SAMPLES, Sampling, in_public, in_secret
 
 PARTICIPANTS = tuple(f"client:{number}" for number in range(CLIENTS))
 METHOD = FedAvg(plan=TrainingPlan(batch_size=8, learning_rate=0.01, steps=2))
