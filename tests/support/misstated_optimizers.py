@@ -21,6 +21,7 @@ class WithNoiseAfterTheStep(PrivateTrainer):
         model, data, _, plan = given[:4]
         optimizer = named.pop("optimizer", None) or optimizer_of(model.parameters(), plan)
         plain, pending = optimizer.step, list[Tensor]()
+        records = len(data) if data.owners is None else len(data.owners.unique())
 
         def kept(total: Tensor, noise: float, secret: SecretStream) -> Tensor:
             pending.append(noise * secret.normal(*total.shape).to(total))
@@ -31,7 +32,7 @@ class WithNoiseAfterTheStep(PrivateTrainer):
             with torch.no_grad():
                 trained = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
                 for weights, noise in zip(trained, pending, strict=True):
-                    weights -= plan.learning_rate * noise / min(plan.batch_size, len(data))
+                    weights -= plan.learning_rate * noise / min(plan.batch_size, records)
             pending.clear()
 
         with patch.object(optimizer, "step", stepped), patch.object(dp_sgd, "noisy", kept):

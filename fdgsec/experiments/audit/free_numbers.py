@@ -100,6 +100,8 @@ class _Updates:
 
     def tells_size(self, images: DomainDataset) -> bool:
         """Whether the number of images leaves at no cost, where neighbors have one less, or any other."""
+        if len(images) < 2:
+            return False
         sent = []
         for held in (images, images.subset(torch.arange(len(images) - 1))):
             reply = self._trained(held, TrainingSet.of(held), "size") if self.trains else self._sent(held, {})
