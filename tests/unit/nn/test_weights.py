@@ -175,7 +175,7 @@ def test_missing_weights_end_with_the_commands_that_get_them(store):
 
     message = str(caught.value)
     assert caught.value.exit_code == 3
-    assert str(store / "resnet18.safetensors") in message
+    assert "$FDGSEC_CACHE/weights/resnet18.safetensors" in message
     assert "`fdgsec weights fetch resnet18`" in message
     assert "`fdgsec weights import resnet18 resnet18-f37072fd.pth`" in message
     assert "\n" not in message
