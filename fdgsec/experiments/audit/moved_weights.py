@@ -7,8 +7,8 @@ to every tensor, hides nothing along some direction; and one that takes its boun
 its noise what they are. So images with a gradient in all tensors, or in some
 (fdgsec.experiments.audit.gradient_canaries), are trained on many times, with and without one of them, and what that
 one moves is compared with the noise of the weights beside it, in all steps and in each; the run's own network takes a
-step as well (fdgsec.experiments.audit.tensors_without_noise). A cost is of so many steps with
-new noise each: these are counted, and their noise is compared with each other's."""
+step as well (fdgsec.experiments.audit.tensors_without_noise). A cost is of so many steps with new noise each: these are
+counted, and their noise is compared with each other's."""
 
 import math
 from collections.abc import Sequence
