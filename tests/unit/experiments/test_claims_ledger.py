@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from fdgsec.attacks.style_inversion.recognition import EXCHANGED, PICTURE, STYLE
+from fdgsec.defenses.style_noise import StyleNoise
 from fdgsec.experiments.claims.catalogue import Claim, ledger
 from fdgsec.experiments.claims.columns import decides
-from fdgsec.experiments.claims.measured_runs import ClaimsRequest, planned_runs
+from fdgsec.experiments.claims.measured_runs import ClaimsRequest, longest_first, planned_runs
 from fdgsec.experiments.run_config import target_method
 from fdgsec.runtime.registry import ATTACKS, TARGETS, resolve, target_named
 
@@ -143,6 +144,21 @@ def test_claims_share_runs_and_those_about_a_network_have_one_per_seed():
     assert sum(config.target == "fisc" and config.encoder == "mini" for config in per_seed) == 4
     attacked = [config for config in per_seed if config.target == "ccst-single" and config.encoder == "mini"]
     assert [config.attacks for config in attacked] == [("inter-client", "style-inversion"), ("style-inversion",)]
+
+
+@pytest.mark.medium
+def test_lists_behind_noise_are_sought_first_of_all_runs_of_every_seed():
+    request = ClaimsRequest(dataset="pacs", encoders=("mini", "vgg16-hed"), seeds=(0, 1), beyond=False)
+    runs = planned_runs(list(CLAIMS.values()), request)
+
+    ordered = longest_first(runs)
+
+    assert dict(ordered) == runs
+    assert [(config.target, config.seed, config.encoder) for _, config in ordered[:4]] == [
+        ("fisc", seed, encoder) for seed in (0, 1) for encoder in ("mini", "vgg16-hed")
+    ]
+    assert all(isinstance(config.defenses[0], StyleNoise) for _, config in ordered[:4])
+    assert not any(config.defenses for _, config in ordered[4:])
 
 
 @pytest.mark.medium
