@@ -6,14 +6,12 @@ from dataclasses import replace
 import torch
 
 from fdgsec.experiments.audit.free_numbers import told_for_free
-from fdgsec.experiments.audit.moved_by_optimizers import optimizer_moves
 from fdgsec.experiments.audit.moved_releases import Moved, moved_too_far, tensors_moved
-from fdgsec.experiments.audit.moved_weights import training_moves
 from fdgsec.experiments.audit.neighboring_clients import Site, releases_of
 from fdgsec.experiments.audit.noise_of_records import same_cost
 from fdgsec.experiments.audit.noise_tails import without_tails
 from fdgsec.experiments.audit.noise_within import update_repeats
-from fdgsec.experiments.audit.sampled_records import sampling_faults
+from fdgsec.experiments.audit.training_checks import faults_of_training
 from fdgsec.experiments.run_config import RunConfig, made
 from fdgsec.experiments.setup.defenses import statistic_source_of
 from fdgsec.federation.defense import (
@@ -153,9 +151,10 @@ def _check_moves(method: Method, stack: DefenseStack, start: GlobalModel) -> Non
     site = Site(method=method, client=four_clients()[0], model=start, defense_stack=stack, clocks=clocks, seed=0)
     if any(isinstance(defense, TrainsPrivately) for defense in stack.defenses):
         plans = [replace(PLAN, optimizer="sgd", momentum=0.9), replace(PLAN, optimizer="adam", learning_rate=1e-3)]
-        for said in (*training_moves(site, stack), *optimizer_moves(site, stack, plans)):
+        found = faults_of_training(site, stack, plans)
+        for said in found.moved:
             expect(False, "a training moves with one image no further than its cost allows", said)
-        for said in sampling_faults(site, stack):
+        for said in found.samples:
             expect(False, "a training draws its records as its cost says", said)
     for said in told_for_free(site, stack):
         expect(False, "every new release has its cost", said)

@@ -9,10 +9,10 @@ from fdgsec.defenses.dp_fedavg import DPFedAvg
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.defense import Outgoing, Protected
 from fdgsec.federation.method import NUMBERS
-from fdgsec.nn.training.batches import batch_of
 from fdgsec.privacy.dp_sgd import PrivateTrainer
 from fdgsec.runtime.secret_streams import SecretStream
 from tests.support.misstated_costs import DPSGDWith
+from tests.support.misstated_trainings import every_entry
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -22,12 +22,8 @@ class TellingItsLoss(PrivateTrainer):
     def __call__(self, *given: Any, **named: Any) -> dict[str, float]:
         model, data, objective, plan = given[:4]
         found = super().__call__(*given, **named)
-        every = batch_of(
-            data, torch.arange(len(data)), plan, torch.Generator(), device=torch.device("cpu"),
-            layout=torch.contiguous_format,
-        )  # fmt: skip
         with torch.no_grad():
-            return {**found, "loss": float(objective(every, model).mean())}
+            return {**found, "loss": float(objective(every_entry(data, plan), model).mean())}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

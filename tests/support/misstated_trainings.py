@@ -11,8 +11,9 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from fdgsec.nn.training.batches import batch_of
+from fdgsec.nn.training.batches import Batch, TrainingSet, batch_of
 from fdgsec.nn.training.per_sample_gradients import clipped_sum
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.privacy import dp_sgd
 from fdgsec.privacy.accounting import Use
 from fdgsec.privacy.dp_sgd import PrivateTrainer, noisy
@@ -82,6 +83,14 @@ class WithNoiseAt(PrivateTrainer):
             return super().__call__(*given, on_step=told, **named)
 
 
+def every_entry(data: TrainingSet, plan: TrainingPlan) -> Batch:
+    """All entries of a training set as one batch."""
+    return batch_of(
+        data, torch.arange(len(data)), plan, torch.Generator(), device=torch.device("cpu"),
+        layout=torch.contiguous_format,
+    )  # fmt: skip
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WithAPlainStepAtTheEnd(PrivateTrainer):
     """Takes a step of plain gradients after the last one that is told of."""
@@ -89,12 +98,8 @@ class WithAPlainStepAtTheEnd(PrivateTrainer):
     def __call__(self, *given: Any, **named: Any) -> dict[str, float]:
         model, data, objective, plan = given[:4]
         found = super().__call__(*given, **named)
-        every = batch_of(
-            data, torch.arange(len(data)), plan, torch.Generator(), device=torch.device("cpu"),
-            layout=torch.contiguous_format,
-        )  # fmt: skip
         parameters = list(model.parameters())
-        gradients = torch.autograd.grad(objective(every, model).mean(), parameters, allow_unused=True)
+        gradients = torch.autograd.grad(objective(every_entry(data, plan), model).mean(), parameters, allow_unused=True)
         with torch.no_grad():
             for weights, gradient in zip(parameters, gradients, strict=True):
                 weights -= 0 if gradient is None else gradient

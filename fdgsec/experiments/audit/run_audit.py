@@ -16,17 +16,13 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 
 from fdgsec.data.domains import DomainDataset
-from fdgsec.experiments.audit.free_numbers import told_for_free
 from fdgsec.experiments.audit.many_runs import audit_canaries
 from fdgsec.experiments.audit.message_canaries import canaries_of
-from fdgsec.experiments.audit.moved_by_optimizers import optimizer_moves
-from fdgsec.experiments.audit.moved_weights import training_moves
 from fdgsec.experiments.audit.neighboring_clients import Canary, Release, Site, releases_of, worlds_of
-from fdgsec.experiments.audit.noise_checks import NoiseChecks, check_messages, compared, named_release
+from fdgsec.experiments.audit.noise_checks import NoiseChecks, check_messages, named_release
 from fdgsec.experiments.audit.noise_scale import CONFIDENCE, SmallTraining
-from fdgsec.experiments.audit.noise_within import DRAWS, NUMBERS, alike
-from fdgsec.experiments.audit.one_run import Canaries, GradientCanaries, MislabelledCanaries, audited, plan_of, smooth
-from fdgsec.experiments.audit.sampled_records import sampling_faults
+from fdgsec.experiments.audit.one_run import Canaries, GradientCanaries, MislabelledCanaries, audited, smooth
+from fdgsec.experiments.audit.training_checks import check_trainings
 from fdgsec.experiments.options_in_effect import check_in_effect
 from fdgsec.experiments.run_config import RunConfig, attack_settings, defense_text, on_stated_threads, target_method
 from fdgsec.experiments.setup.defenses import defense_documents, defense_stack_of
@@ -303,32 +299,14 @@ def _training(site: Site, config: RunConfig, plan: AuditPlan, delta: float, prog
             )
         )  # fmt: skip
         progress.update("repeats", repeat + 1, plan.repeats)
+    distinct = TRAININGS if plan.distinct_releases is None else plan.distinct_releases
+    noise = check_trainings(site, releases=distinct, confidence=plan.confidence)
     words = f"{len(canaries)} {canaries.words}; {guesses} guesses"
     return Audited(
         guarantee=guarantee, canary=words, runs=2, results=[one.result for one in results],
-        images=len(site.client.data), noise=_training_noise(site, plan), scale=_training_scale(site, config, delta),
+        images=len(site.client.data), noise=noise, scale=_training_scale(site, config, delta),
         gaussian=[one.gaussian for one in results if one.gaussian is not None],
     )  # fmt: skip
-
-
-def _training_noise(site: Site, plan: AuditPlan) -> NoiseChecks:
-    """Compare trainings of one record."""
-    small = SmallTraining(site=site, records=1, side=2)
-    count = TRAININGS if plan.distinct_releases is None else plan.distinct_releases
-    names = (f"{site.defense_stack.name}/distinct/{number}" for number in range(count))
-    trained = (small.updates(replace(site.defense_stack, name=name))[0] for name in names)
-    again = (replace(site.defense_stack, name=f"{site.defense_stack.name}/within/{run}") for run in range(DRAWS))
-    drawn = [torch.cat(small.updates(stack)[0])[:, small.records :].double().flatten() for stack in again]
-    untouched = torch.stack(drawn)[:, :NUMBERS]
-    moved = [
-        *training_moves(site, site.defense_stack),
-        *optimizer_moves(site, site.defense_stack, [plan_of(site)]),
-        *told_for_free(site, site.defense_stack),
-    ]
-    within = ["the updates of a training"] if alike(untouched) else []
-    samples = sampling_faults(site, site.defense_stack)
-    checks = NoiseChecks(confidence=plan.confidence, within=within, trainings=moved, samples=samples)
-    return compared(checks, (torch.cat(steps).double() for steps in trained))
 
 
 def _training_scale(site: Site, config: RunConfig, delta: float) -> AuditResult:
