@@ -9,6 +9,7 @@ federations: the same clusters by cosine, up to rounding where neighbors are equ
 matrices."""
 
 import math
+from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
@@ -20,6 +21,10 @@ Metric = Literal["cosine", "euclidean"]
 BLOCK_NUMBERS = 1 << 23  # similarities in memory at a time: 64 MiB of float64
 FEW = 64
 """Rows, up to which all are compared in float64 at once: searching them in float32 first takes longer."""
+STRIP = 128
+"""Rows whose products with all later rows are taken at a time."""
+SEVERAL = 16
+"""Neighbors that are compared in float64 one by one; where more are equally near in float32, all rows are."""
 
 
 def finch(rows: Tensor, *, metric: Metric = "cosine") -> list[Tensor]:
@@ -72,8 +77,8 @@ def _sorted_rows(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def first_neighbors(rows: Tensor, *, metric: Metric = "cosine") -> Tensor:
     """Find each row's nearest other row, (n,) int64, the first of those equally near: kappa of eq. (1).
 
-    `rows` is (n, d) float64. A single row is its own neighbor. Similarities of many rows are searched in float32; where
-    the two largest are nearer than its rounding can put them, they decide in float64."""
+    `rows` is (n, d) float64. A single row is its own neighbor. Similarities of many rows are searched in float32; those
+    that are nearer to the largest than its rounding can put them are compared in float64."""
     if metric == "cosine":
         length = rows.norm(dim=1, keepdim=True)
         points, half = rows / torch.where(length > 0, length, 1.0), rows.new_zeros(len(rows))
@@ -91,22 +96,59 @@ def first_neighbors(rows: Tensor, *, metric: Metric = "cosine") -> Tensor:
 
 
 def _searched_roughly(points: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
-    """The nearest other point by x.y - `half` in float32, and the points for which rounding may have decided."""
+    """The nearest other point by x.y - `half` in float32, or in float64 where rounding may decide between a few; and
+    the points for which it may decide between many."""
     longest = points.norm(dim=1).max().clamp_min(1e-300)
     rough, rough_half = (points / longest).float(), (half / longest.square()).float()
     # |fl(x.y) - x.y| <= (d + 2) u |x| |y| with all lengths at most 1; one more for the difference, and for each operand
     least = 2 * (points.shape[1] + 5) * 2.0**-24
     size = max(1, BLOCK_NUMBERS // len(points))
     found, unsure = [], []
-    for start in range(0, len(points), size):
-        likeness = rough[start : start + size] @ rough.T - rough_half
+    for start, likeness in _products(rough, size):
+        likeness -= rough_half
         own = torch.arange(len(likeness), device=points.device)
         likeness[own, own + start] = -torch.inf
         best, place = likeness.max(1)
         likeness[own, place] = -torch.inf
-        found.append(place)
-        unsure.append(own[likeness.amax(1) >= best - least] + start)
+        doubtful = own[likeness.amax(1) >= best - least]
+        likeness[own, place] = best
+        row, other = (likeness[doubtful] >= (best - least)[doubtful, None]).nonzero(as_tuple=True)
+        many = row.bincount(minlength=len(doubtful)) > SEVERAL
+        few = ~many[row]
+        found.append(_settled(place, points, half, doubtful[row[few]] + start, other[few], start))
+        unsure.append(doubtful[many] + start)
     return torch.cat(found), torch.cat(unsure)
+
+
+def _products(points: Tensor, size: int) -> Iterator[tuple[int, Tensor]]:
+    """The inner products of all points (n, d), `size` rows at a time; of each two once, where all fit in memory."""
+    count = len(points)
+    if size < count:
+        yield from ((start, points[start : start + size] @ points.T) for start in range(0, count, size))
+        return
+    products = points.new_empty(count, count)
+    for start in range(0, count, STRIP):
+        end = min(start + STRIP, count)
+        strip = points[start:end] @ points[start:].T
+        products[start:end, start:] = strip
+        products[end:, start:end] = strip[:, end - start :].T
+    yield 0, products
+
+
+def _settled(place: Tensor, points: Tensor, half: Tensor, row: Tensor, other: Tensor, start: int) -> Tensor:
+    """`place`, from point `start` on, after pairs `row`, `other` were compared in float64: the nearest, of equally near
+    ones the first."""
+    size = max(1, BLOCK_NUMBERS // points.shape[1])
+    likeness = torch.cat(
+        [
+            (points[one] * points[two]).sum(1) - half[two]
+            for one, two in zip(row.split(size), other.split(size), strict=True)
+        ]
+    )
+    at = row - start
+    best = likeness.new_full((len(place),), -torch.inf).scatter_reduce(0, at, likeness, "amax")
+    hit = likeness == best[at]
+    return place.scatter_reduce(0, at[hit], other[hit], "amin", include_self=False)
 
 
 def cluster_means(rows: Tensor, labels: Tensor, *, copies: Tensor | None = None) -> Tensor:

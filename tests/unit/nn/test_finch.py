@@ -18,6 +18,11 @@ def normal(count: int, width: int, name: str = "rows") -> Tensor:
     return torch.randn(count, width, generator=stream(0, "world", name), dtype=torch.float64)
 
 
+def few_near_ones(count: int, width: int) -> Tensor:
+    """Three rows in each of `count` places, 1e-5 from each other: their products differ by 1e-10."""
+    return normal(count, width, "places").repeat_interleave(3, 0) + 1e-5 * normal(3 * count, width, "threes")
+
+
 def sizes(partition: Tensor) -> list[int]:
     return torch.bincount(partition).tolist()
 
@@ -175,10 +180,21 @@ def test_the_size_of_a_block_changes_nothing(monkeypatch: pytest.MonkeyPatch):
     assert all(map(torch.equal, whole, in_blocks))
 
 
+def test_of_equally_near_neighbors_in_every_block_the_first_is_taken(monkeypatch: pytest.MonkeyPatch):
+    side = torch.arange(7, dtype=torch.float64)
+    lattice = torch.cartesian_prod(side, side, side)  # about its mean 3, all differences are exact
+    apart = torch.cdist(lattice, lattice, compute_mode="donot_use_mm_for_euclid_dist").fill_diagonal_(torch.inf)
+    first = (apart == 1).to(torch.uint8).argmax(1)
+
+    assert torch.equal(first_neighbors(lattice, metric="euclidean"), first)
+    monkeypatch.setattr("fdgsec.nn.styles.finch.BLOCK_NUMBERS", 3_000)
+    assert torch.equal(first_neighbors(lattice, metric="euclidean"), first)
+
+
 @pytest.mark.parametrize("metric", ["cosine", "euclidean"])
 def test_neighbors_that_float32_cannot_tell_apart_are_those_of_float64(metric: Metric):
     rows = 1 + 1e-9 * normal(300, 5, "near")  # distances of 1e-9, of which float32 keeps nothing
-    rows = torch.cat([rows, normal(300, 5, "far")])
+    rows = torch.cat([rows, normal(300, 5, "far"), few_near_ones(300, 5)])
 
     points = rows / rows.norm(dim=1, keepdim=True) if metric == "cosine" else rows - rows.mean(0)
     half = 0.0 if metric == "cosine" else points.square().sum(1) / 2
