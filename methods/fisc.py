@@ -71,7 +71,7 @@ def client_style(images: Moments, labels: Tensor, *, sigma: Sigma = "mean", eps:
 
     `images` has one row per image and `labels` (n,) its cluster. `sigma` "mean" averages the clusters' stds (S_Ck of
     the paper); "mixture" is the std of their equal mixture, which holds the spread between them too (the code)."""
-    pooled = concatenated([images.rows((labels == j).nonzero().flatten()).pooled() for j in labels.unique()])
+    pooled = images.pooled_within(labels)
     mean, std = pooled.style(unbiased=False, eps=eps)
     if sigma == "mean":
         return mean.mean(0), std.mean(0)

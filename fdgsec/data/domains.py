@@ -77,7 +77,7 @@ class DomainDataset:
             rows=self.rows[chosen],
             labels=self.labels[chosen],
             domains=self.domains[chosen],
-            ids=tuple(self.ids[int(i)] for i in chosen),
+            ids=tuple(self.ids[i] for i in chosen.tolist()),
             attributes={name: values[chosen] for name, values in self.attributes.items()},
         )
 

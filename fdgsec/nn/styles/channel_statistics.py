@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 EPS = 1e-5
 
@@ -50,6 +51,15 @@ class Moments:
         mean = (weight * self.mean).sum(0)
         m2 = self.m2.sum(0) + (self.count.unsqueeze(1) * (self.mean - mean).square()).sum(0)
         return Moments(count=total.reshape(1), mean=mean.unsqueeze(0), m2=m2.unsqueeze(0))
+
+    def pooled_within(self, labels: Tensor) -> "Moments":
+        """Merge the rows of each group into one, in the order of the `labels` (n,) int64, which need not be dense."""
+        places = labels.unique(return_inverse=True)[1]
+        groups = one_hot(places).T.to(self.mean)
+        total = groups @ self.count
+        mean = groups @ (self.count.unsqueeze(1) * self.mean) / total.unsqueeze(1)
+        between = self.count.unsqueeze(1) * (self.mean - mean[places]).square()
+        return Moments(count=total, mean=mean, m2=groups @ (self.m2 + between))
 
     def linear(self) -> Tensor:
         """Compute t = (mu, sigma^2 + mu^2), (n, 2C) float64: the statistic whose mean over images is a pooled style."""

@@ -83,6 +83,18 @@ def test_adain_refuses_other_channels():
         adain(torch.zeros(1, 2, 4, 4), torch.zeros(3), torch.zeros(3))
 
 
+def test_groups_are_pooled_as_each_alone_whatever_their_labels():
+    maps = [torch.randn(1, 3, side, 5, generator=stream(side, "world", "maps")) for side in (2, 3, 4, 5, 6)]
+    images, labels = concatenated([moments(each) for each in maps]), torch.tensor([7, 2, 7, 2, 4])
+
+    groups = images.pooled_within(labels)
+
+    for number, label in enumerate((2, 4, 7)):
+        alone = images.rows((labels == label).nonzero().flatten()).pooled()
+        for name in ("count", "mean", "m2"):
+            assert torch.allclose(getattr(groups, name)[number], getattr(alone, name)[0], rtol=1e-12)
+
+
 def test_a_pooled_release_is_the_mean_of_the_images_linear_statistics():
     maps = features(6, 4, 5, 5)
     each = linear_statistic(*moments(maps).style(unbiased=False))
