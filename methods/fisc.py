@@ -34,7 +34,16 @@ from torch.nn import functional
 
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.federation.artifacts import InterpolationStyle, StyleStatistics
-from fdgsec.federation.method import CLUSTER_SIZES, Client, Clock, GlobalModel, Inbox, ServerNeeds, State
+from fdgsec.federation.method import (
+    CLUSTER_SIZES,
+    Client,
+    Clock,
+    GlobalModel,
+    Inbox,
+    ServerNeeds,
+    Sharing,
+    State,
+)
 from fdgsec.federation.release_declarations import Release
 from fdgsec.federation.released_statistics import ChannelMeans, MeanStyles, PooledStyles
 from fdgsec.methods.fedavg import FedAvg
@@ -43,6 +52,7 @@ from fdgsec.nn.networks.group_norm_linear import drawn_linear
 from fdgsec.nn.styles.channel_statistics import EPS, Moments, concatenated, moments
 from fdgsec.nn.styles.finch import cluster_means, finch
 from fdgsec.nn.styles.image_styles import encoder_named, pictures, resized, scaled, statistics, style_transfer
+from fdgsec.nn.styles.stacked_finch import stacked_cluster_styles, stacked_partition
 from fdgsec.nn.training.batches import Batch, TrainingSet, augment, to_device
 from fdgsec.nn.training.training_loop import Objective
 from fdgsec.nn.training.training_plan import TrainingPlan
@@ -57,6 +67,7 @@ Triplet = Literal["hinge", "printed"]
 MEDIANS: Mapping[Partition, Median] = {"last": "mean_of_middle", "first": "lower"}
 """The median that goes with each partition: the paper's pair, and the authors' code's."""
 AT_ONCE = 32  # images encoded or transferred together
+IN_LISTS = 4096  # images in lists whose styles are averaged together
 
 
 def partition_of(rows: Tensor, which: Partition) -> Tensor:
@@ -71,7 +82,11 @@ def client_style(images: Moments, labels: Tensor, *, sigma: Sigma = "mean", eps:
 
     `images` has one row per image and `labels` (n,) its cluster. `sigma` "mean" averages the clusters' stds (S_Ck of
     the paper); "mixture" is the std of their equal mixture, which holds the spread between them too (the code)."""
-    pooled = images.pooled_within(labels)
+    return averaged(images.pooled_within(labels), sigma=sigma, eps=eps)
+
+
+def averaged(pooled: Moments, *, sigma: Sigma, eps: float) -> tuple[Tensor, Tensor]:
+    """Average the styles of clusters, mean (C,) and std (C,), as `client_style` does."""
     mean, std = pooled.style(unbiased=False, eps=eps)
     if sigma == "mean":
         return mean.mean(0), std.mean(0)
@@ -297,6 +312,26 @@ class FISC(FedAvg):
         mean, std = client_style(images, labels, sigma=self.sigma, eps=self.eps)
         sizes = torch.bincount(labels)[labels]
         return {"style": StyleStatistics(mean=mean.float(), std=std.float())}, {**state, CLUSTER_SIZES: sizes}
+
+    def sharing(self, data: DomainDataset) -> Sharing | None:
+        """What clients with parts of these images share, many at a time, where each is encoded by itself."""
+        if self.style_input != "images" or self.compared != "style" or not self.local_clustering:
+            return None
+        images, compared = self.encode_images(data, torch.Generator())
+        products = compared @ compared.T
+
+        def shared(lists: Tensor) -> list[Inbox]:
+            found = list[Inbox]()
+            for rows in lists.split(max(1, IN_LISTS // lists.shape[1])):
+                each = products[rows.unsqueeze(2), rows.unsqueeze(1)]
+                labels = stacked_partition(each, last=self.client_partition == "last")
+                pooled, there = stacked_cluster_styles(images, rows, labels)
+                for start, own in zip(range(0, len(pooled), there.shape[1]), there, strict=True):
+                    mean, std = averaged(pooled.rows(own.nonzero().flatten() + start), sigma=self.sigma, eps=self.eps)
+                    found.append({"style": StyleStatistics(mean=mean.float(), std=std.float())})
+            return found
+
+        return shared
 
     @torch.no_grad()
     def encode_images(self, data: DomainDataset, rng: torch.Generator) -> tuple[Moments, Tensor]:

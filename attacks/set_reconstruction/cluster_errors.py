@@ -6,7 +6,7 @@ How far off such a style is, the adversary learns from clients of its own images
 the difference as Gaussian. Whitened by the covariance of that error and of the noise, the equations are those of equal
 weights."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -101,22 +101,23 @@ class NearlyEqual:
     def error(self, images: int) -> tuple[Tensor, ErrorCovariance]:
         """The mean (D,) and covariance of a release less the mean of t over its images, for so many of them."""
         if images not in self.found:
-            clients = self.clients(images, CLIENTS, child(self.rng, "clients", images))
-            sent = released_by(clients, self.knowledge, child(self.rng, "styles", images), defended=False)
-            off = torch.stack(
-                [
-                    release_in(one, self.reader) - records_of(held, self.reader).mean(0)
-                    for one, held in zip(sent, clients, strict=True)
-                ]
-            )
+            own, lists = self._lists(images, CLIENTS, child(self.rng, "clients", images))
+            sent = shared_by(own, self.knowledge)(lists, child(self.rng, "styles", images))
+            records = records_of(own, self.reader)
+            off = torch.stack([release_in(one, self.reader) for one in sent]) - records[lists].mean(1)
             self.found[images] = off.mean(0), shrunk_covariance(off.numpy())
         return self.found[images]
 
     def clients(self, images: int, count: int, rng: torch.Generator) -> list[DomainDataset]:
         """Clients of the adversary's own images, of at most LARGEST_SHARE of them each."""
+        own, lists = self._lists(images, count, rng)
+        return [own.subset(rows) for rows in lists]
+
+    def _lists(self, images: int, count: int, rng: torch.Generator) -> tuple[DomainDataset, Tensor]:
+        """The adversary's own images, and those of each client, (count, n) positions."""
         own = images_of(self.knowledge, self.domain)
         held = min(images, max(2, int(LARGEST_SHARE * len(own))))
-        return [own.subset(torch.randperm(len(own), generator=rng)[:held]) for _ in range(count)]
+        return own, torch.stack([torch.randperm(len(own), generator=rng)[:held] for _ in range(count)])
 
 
 def records_of(images: DomainDataset, reader: ReleaseReader) -> Tensor:
@@ -156,14 +157,20 @@ def shrunk_covariance(errors: Array) -> ErrorCovariance:
     return ErrorCovariance(own=own, common=np.sqrt((1 - share) / len(errors)) * scaled * spread)
 
 
-def released_by(
-    clients: Sequence[DomainDataset], knowledge: Knowledge, rng: torch.Generator, *, defended: bool = True
-) -> list[Artifact]:
-    """What each of `clients`, of the adversary's own images, would release; before any defense if not `defended`.
+def shared_by(images: DomainDataset, knowledge: Knowledge) -> Callable[[Tensor, torch.Generator], Sequence[Artifact]]:
+    """What clients with parts of `images`, (L, N) positions, would release before any defense."""
+    if knowledge.sharing is not None:
+        return knowledge.sharing(images)
+    if knowledge.shared is None:  # there is no defense
+        return lambda lists, rng: released_by([images.subset(rows) for rows in lists], knowledge, rng)
+    shared = knowledge.shared
+    return lambda lists, rng: [shared(images.subset(rows), child(rng, number)) for number, rows in enumerate(lists)]
+
+
+def released_by(clients: Sequence[DomainDataset], knowledge: Knowledge, rng: torch.Generator) -> list[Artifact]:
+    """What each of `clients`, of the adversary's own images, would release.
 
     Raises UsageError where the adversary cannot run the target's method, or one releases nothing."""
-    if knowledge.shared is not None and not defended:
-        return [knowledge.shared(held, child(rng, number)) for number, held in enumerate(clients)]
     if knowledge.simulate is None:
         raise UsageError("the errors of means over clusters are simulated; the adversary cannot run the target.")
     view = knowledge.simulate(clients, rng)

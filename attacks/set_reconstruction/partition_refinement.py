@@ -9,7 +9,7 @@ equations say what they promise. A list can be verified: where it is right, its 
 the noise."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,14 +20,14 @@ from fdgsec.attacks.set_reconstruction.box_least_squares import Array
 from fdgsec.attacks.set_reconstruction.cluster_errors import (
     records_of,
     release_in,
-    released_by,
+    shared_by,
     shrunk_covariance,
     whitened_equations,
 )
 from fdgsec.attacks.set_reconstruction.list_equations import ListEquations, MemberPosterior
 from fdgsec.attacks.set_reconstruction.release_equations import ReleaseReader
 from fdgsec.attacks.statistics.pooled_questions import size_of
-from fdgsec.data.domains import DomainDataset
+from fdgsec.federation.artifacts import Artifact
 from fdgsec.runtime.random_streams import child
 from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.attack import Case
@@ -99,8 +99,8 @@ class PartitionRefinement:
         assert case.candidates is not None
         release, noise = self.nearest.release(case, seen)
         lists = _Lists(
-            candidates=case.candidates, refinement=self, images=size_of(case), rng=rng, release=release, noise=noise,
-            records=records_of(case.candidates, self.nearest),
+            shared=shared_by(case.candidates, self.knowledge), refinement=self, images=size_of(case), rng=rng,
+            release=release, noise=noise, records=records_of(case.candidates, self.nearest),
             behind=WeightsBehind(records_of(case.candidates, self.weighted)),
         )  # fmt: skip
         base = found.scores().clamp(0, 1)
@@ -146,10 +146,11 @@ class _Tested:
 class _Lists:
     """The lists of `images` candidates each that the method is run on, to explain one release (D,) up to `noise` (D,).
 
-    `records` (G, D) are what the release is nearly a mean of; `behind` knows what it is a mean of with unknown weights.
-    `clustered` counts the images that the method was run on."""
+    `shared` runs it on candidates at these positions. `records` (G, D) are what the release is nearly a mean of;
+    `behind` knows what it is a mean of with unknown weights. `clustered` counts the images that the method was run on.
+    """
 
-    candidates: DomainDataset
+    shared: Callable[[Tensor, torch.Generator], Sequence[Artifact]]
     refinement: PartitionRefinement
     images: int
     rng: torch.Generator
@@ -210,10 +211,9 @@ class _Lists:
 
     def tested(self, lists: Tensor) -> _Tested:
         """What the method sends of each of these lists (L, G), before any defense."""
-        clients = [self.candidates.subset(members.nonzero().flatten()) for members in lists]
         rng = child(self.rng, "styles", self.clustered)
-        self.clustered += self.images * len(clients)
-        sent = released_by(clients, self.refinement.knowledge, rng, defended=False)
+        self.clustered += self.images * len(lists)
+        sent = self.shared(lists.nonzero()[:, 1].view(len(lists), -1), rng)
         styles = torch.stack([release_in(one, self.refinement.nearest) for one in sent])
         weights = self.behind.weights(lists, torch.stack([release_in(one, self.refinement.weighted) for one in sent]))
         residuals = ((self.release - styles) / self.noise).square().mean(1).sqrt()

@@ -367,6 +367,20 @@ class Engine(Protocol):
         ...
 
 
+Sharing = Callable[[Tensor], Sequence[Inbox]]
+"""What clients with these lists of images, (L, N) positions, would share."""
+
+
+@runtime_checkable
+class SharesLists(Protocol):
+    """A method that can say at once what many clients would share who hold parts of the same images, equally many each:
+    the same as its own step for each of them, up to rounding."""
+
+    def sharing(self, data: DomainDataset) -> Sharing | None:
+        """The step of clients with parts of `data`; None where it is not computed at once."""
+        ...
+
+
 @runtime_checkable
 class AnswersInTurn(Protocol):
     """An engine that can hand over each reply before the next client begins, so that they need not be held."""

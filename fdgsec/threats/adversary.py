@@ -238,6 +238,7 @@ class Simulate(Protocol):
 
 
 Shared = Callable[[DomainDataset, torch.Generator], Artifact]
+Sharing = Callable[[DomainDataset], Callable[[Tensor, torch.Generator], Sequence[Artifact]]]
 """Makes the artifact that a client with these images would share by the public method, before any defense."""
 Defended = Callable[[Artifact, DomainDataset, torch.Generator], Artifact]
 """Applies the run's defenses to the artifact of a client with these images, and undoes what is publicly invertible."""
@@ -254,9 +255,9 @@ class Knowledge:
     see. `statistics_under` gives the statistics of the layers of a model from which clients' styles come, None where
     these come from no model. `plan` is the public training plan of the target's clients, None where no single plan
     describes it; `keeps_moments` is whether their optimizers keep state between rounds. `defended` applies the run's
-    defenses, whose options are public, with fresh randomness, and `shared` makes their input; None where no defense
-    acts on styles. `vectors_alone` says that clients' vectors are given, and nothing else: no images, no method
-    (ReadsVectors)."""
+    defenses, whose options are public, with fresh randomness, and `shared` makes their input, or `sharing` that of many
+    clients with parts of the same images; None where no defense acts on styles. `vectors_alone` says that clients'
+    vectors are given, and nothing else: no images, no method (ReadsVectors)."""
 
     statistics: Statistics
     encoder: str
@@ -274,6 +275,7 @@ class Knowledge:
     keeps_moments: bool = False
     defended: Defended | None = None
     shared: Shared | None = None
+    sharing: Sharing | None = None
     vectors_alone: bool = False
 
     def public_images(self) -> DomainDataset:

@@ -18,12 +18,12 @@ from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles
 from fdgsec.federation.client_step import UNDEFENDED
 from fdgsec.federation.defense import Outgoing, Sender
 from fdgsec.federation.defense_stack import DefenseStack
-from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Method, State
+from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Method, SharesLists, State
 from fdgsec.federation.released_statistics import PooledStyles, ReleasedStatistic
 from fdgsec.federation.wire import SERVER, Guard
 from fdgsec.nn.styles.image_styles import statistics
 from fdgsec.runtime.errors import UsageError
-from fdgsec.runtime.random_streams import integer_seed, stream
+from fdgsec.runtime.random_streams import child, integer_seed, stream
 from fdgsec.runtime.secret_streams import simulated_key
 from fdgsec.threats.adversary import Adversary, View, averaged
 from fdgsec.threats.attack import Case, Truth
@@ -152,6 +152,25 @@ class Simulator:
         self._check_known([images])
         return next(iter(self._shared(images, rng).values()))
 
+    def sharing(self, images: DomainDataset) -> Callable[[Tensor, torch.Generator], list[Artifact]]:
+        """What `shared` gives for clients that hold parts of `images`, (L, N) positions.
+
+        Raises UsageError for images that the adversary does not hold."""
+        self._check_known([images])
+        at_once = self.method.sharing(images) if isinstance(self.method, SharesLists) else None
+
+        def one(rows: Tensor, rng: torch.Generator) -> Artifact:
+            return next(iter(self._shared(images.subset(rows), rng).values()))
+
+        def shared(lists: Tensor, rng: torch.Generator) -> list[Artifact]:
+            if at_once is not None:
+                found = [next(iter(inbox.values())) for inbox in at_once(lists)]
+                if not found or _alike(found[0], one(lists[0], child(rng, 0))):  # a plug-in may replace `share` alone
+                    return found
+            return [one(rows, child(rng, number)) for number, rows in enumerate(lists)]
+
+        return shared
+
     def _shared(self, images: DomainDataset, rng: torch.Generator) -> Mapping[str, Artifact]:
         client = Client(name="client:1", data=images)
         return self.method.share(client, model=self.model, state={}, clock=self._clock, rng=rng)[0]
@@ -274,6 +293,14 @@ def blinded(candidates: DomainDataset, *, labeled: bool = False) -> DomainDatase
 def shown_images(data: DomainDataset, state: State) -> DomainDataset | None:
     """The images behind the rows that a client released, in row order; None for pooled releases."""
     return data.subset(state[SHARED_ROWS]) if SHARED_ROWS in state else None
+
+
+def _alike(one: Artifact, other: Artifact) -> bool:
+    """Whether two artifacts are the same up to rounding."""
+    first, second = one.tensors(), other.tensors()
+    return first.keys() == second.keys() and all(
+        torch.allclose(first[name].double(), second[name].double(), rtol=1e-4, atol=1e-6) for name in first
+    )
 
 
 def _rows(artifact: Artifact) -> int:

@@ -4,9 +4,7 @@ Sarfraz, Sharma & Stiefelhagen, CVPR 2019, https://arxiv.org/abs/1902.11266: two
 other's first neighbor or both have the same one (eq. 1), the connected components are the first partition, and the
 means of its clusters are linked in the same way until one cluster is left (Algorithm 1). FISC and FPL use it.
 
-`finch` clusters one large set. `stacked_finch` clusters many small sets at once, for thousands of simulated
-federations: the same clusters by cosine, up to rounding where neighbors are equally near, by products of (R, N, N)
-matrices."""
+`finch` clusters one set exactly; many small sets at once are clustered by fdgsec.nn.styles.stacked_finch."""
 
 import math
 from collections.abc import Iterator
@@ -15,7 +13,6 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 Metric = Literal["cosine", "euclidean"]
 BLOCK_NUMBERS = 1 << 23  # similarities in memory at a time: 64 MiB of float64
@@ -174,61 +171,3 @@ def _numbered(labels: Tensor) -> Tensor:
     """Renumber clusters 0, 1, ... in the order of their first rows."""
     _, first, inverse = np.unique(labels.cpu().numpy(), return_index=True, return_inverse=True)
     return torch.from_numpy(first.argsort().argsort()[inverse].astype(np.int64)).to(labels.device)
-
-
-def stacked_finch(rows: Tensor, *, last: bool) -> Tensor:
-    """Compute the finest partition, or the `last` with structure, of each of R sets (R, N, d): labels (R, N).
-
-    A cluster's label is the position of its first row."""
-    gram = rows @ rows.transpose(1, 2)
-    labels = _stacked_components(_neighbors(gram, torch.ones(rows.shape[:2], dtype=torch.bool)))
-    while last:
-        member = _members(labels)
-        alive = member.sum(2) > 0
-        merged = _stacked_components(_neighbors(member @ gram @ member.transpose(1, 2), alive)).gather(1, labels)
-        coarser = (merged != merged[:, :1]).any(1) & (merged != labels).any(1)  # one cluster has no structure
-        if not bool(coarser.any()):
-            break
-        labels = torch.where(coarser.unsqueeze(1), merged, labels)
-    return labels
-
-
-def stacked_cluster_means(rows: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Average the rows (R, N, d) of each cluster: (R, L, d), L the most clusters of a set; and their numbers, (R,).
-
-    Rows beyond a set's number of clusters are infinite."""
-    sizes = _members(labels).sum(2)
-    counts = (sizes > 0).sum(1)
-    most = int(counts.max())
-    kept = sizes.sort(dim=1, descending=True, stable=True).indices[:, :most]
-    member = (labels.unsqueeze(1) == kept.unsqueeze(2)).to(rows.dtype)
-    size = member.sum(2, keepdim=True)
-    means = (member @ rows) / size.clamp_min(1)
-    return means.masked_fill(size == 0, torch.inf), counts
-
-
-def _members(labels: Tensor) -> Tensor:
-    """Tabulate cluster membership: (R, clusters, N), float64."""
-    return one_hot(labels, labels.shape[1]).transpose(1, 2).to(torch.float64)
-
-
-def _neighbors(gram: Tensor, alive: Tensor) -> Tensor:
-    """Find each row's nearest other row by cosine among those `alive` (R, N); its own position where there is none."""
-    length = gram.diagonal(dim1=1, dim2=2).clamp_min(0).sqrt()
-    length = torch.where(length > 0, length, 1.0)
-    likeness = gram / (length.unsqueeze(1) * length.unsqueeze(2))
-    own = torch.eye(gram.shape[1], dtype=torch.bool)
-    likeness = likeness.masked_fill(own | ~alive.unsqueeze(1), -torch.inf)
-    best, place = likeness.max(dim=2)
-    alone = torch.isneginf(best) | ~alive
-    return torch.where(alone, torch.arange(gram.shape[1]).expand_as(place), place)
-
-
-def _stacked_components(neighbors: Tensor) -> Tensor:
-    """Label each row by the first row of its connected component: (R, N)."""
-    count = neighbors.shape[1]
-    linked = one_hot(neighbors, count).to(torch.float32)
-    reached = (linked + linked.transpose(1, 2) + torch.eye(count)).clamp_max(1)
-    for _ in range(math.ceil(math.log2(max(count, 2)))):
-        reached = (reached @ reached).clamp_max(1)
-    return reached.argmax(2)

@@ -9,6 +9,7 @@ from fdgsec.federation.artifacts import InterpolationStyle, StyleBank, StyleStat
 from fdgsec.federation.method import Client, Inbox
 from fdgsec.methods.fisc import (
     FISC,
+    Partition,
     Sigma,
     client_style,
     interpolation_style,
@@ -248,3 +249,28 @@ def test_another_artifact_than_an_interpolation_style_is_refused(clients: list[C
         FISC().training_set(clients[0], inbox={"style": bank}, state={}, rng=rng())
     with pytest.raises(TypeError, match="InterpolationStyle; client:0 received nothing"):
         FISC().training_set(clients[0], inbox={}, state={}, rng=rng())
+
+
+@pytest.mark.parametrize("sigma", ["mean", "mixture"])
+@pytest.mark.parametrize("partition", ["first", "last"])
+def test_many_clients_with_parts_of_the_same_images_share_at_once_what_each_shares_alone(
+    data: DomainDataset, partition: Partition, sigma: Sigma
+):
+    method = FISC(client_partition=partition, sigma=sigma)
+    sharing = method.sharing(data)
+    assert sharing is not None
+
+    for count in (1, 2, 3, len(data) // 2):
+        lists = torch.stack(
+            [torch.randperm(len(data), generator=rng(f"lists {number}"))[:count] for number in range(5)]
+        )
+        for rows, inbox in zip(lists, sharing(lists), strict=True):
+            mean, std = shared(method, Client(name="client:0", data=data.subset(rows)))
+            found = inbox["style"].tensors()
+            torch.testing.assert_close(found, {"mean": mean, "std": std}, rtol=1e-6, atol=1e-7)
+
+
+def test_clients_whose_styles_depend_on_more_than_their_images_do_not_share_at_once(data: DomainDataset):
+    assert FISC(style_input="loader").sharing(data) is None
+    assert FISC(compared="map").sharing(data) is None
+    assert FISC(local_clustering=False).sharing(data) is None
