@@ -295,10 +295,10 @@ def drawn_lists(known: ListEquations, lists: Tensor, *, prior: Tensor, rng: torc
 def _gumbel(count: int, shape: tuple[int, ...], rng: torch.Generator) -> Iterator[Array]:
     """Arrays of Gumbel variables: the largest of logits plus these is a draw of the class that has these logits.
 
-    They are drawn AT_ONCE together."""
+    They are drawn AT_ONCE together, in float32: rounding makes none above 16.7, as one of 18 million is."""
     for start in range(0, count, AT_ONCE):
-        uniform = torch.rand((min(AT_ONCE, count - start), *shape), generator=rng, dtype=torch.float64)
-        yield from uniform.clamp_min_(1e-300).log_().neg_().log_().neg_().numpy()
+        uniform = torch.rand((min(AT_ONCE, count - start), *shape), generator=rng)
+        yield from uniform.log_().neg_().log_().neg_().numpy()
 
 
 def logistic(logits: Tensor, count: int, rng: torch.Generator) -> Tensor:

@@ -162,10 +162,14 @@ class Simulator:
         def one(rows: Tensor, rng: torch.Generator) -> Artifact:
             return next(iter(self._shared(images.subset(rows), rng).values()))
 
+        checked: list[bool] = []  # a plug-in may replace `share` alone
+
         def shared(lists: Tensor, rng: torch.Generator) -> list[Artifact]:
-            if at_once is not None:
+            if at_once is not None and len(lists) and checked != [False]:
                 found = [next(iter(inbox.values())) for inbox in at_once(lists)]
-                if not found or _alike(found[0], one(lists[0], child(rng, 0))):  # a plug-in may replace `share` alone
+                if not checked:
+                    checked.append(_alike(found[0], one(lists[0], child(rng, 0))))
+                if checked == [True]:
                     return found
             return [one(rows, child(rng, number)) for number, rows in enumerate(lists)]
 
