@@ -211,7 +211,8 @@ def changed(instance: Any) -> dict[str, Any]:  # any dataclass
         value = getattr(instance, spec.name)
         usual = spec.default_factory() if spec.default_factory is not dataclasses.MISSING else spec.default
         if spec.init and value != usual:
-            found[spec.name] = changed(value) if dataclasses.is_dataclass(value) else value
+            nested = dataclasses.is_dataclass(value) and not isinstance(value, type)
+            found[spec.name] = changed(value) if nested else value
     return found
 
 

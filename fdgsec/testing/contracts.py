@@ -5,6 +5,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from functools import partial
 
 import numpy as np
 import sklearn.preprocessing  # noqa: F401  what it imports draws a number from `random` when it is first imported
@@ -55,11 +56,13 @@ def _global_states() -> dict[str, object]:
 
 
 def same(one: object, other: object) -> bool:
-    """Whether two values are bitwise equal, including tensors, arrays and dataclasses of them."""
+    """Whether two values are bitwise equal, including tensors, arrays, dataclasses and partial functions of them."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return one.dtype == other.dtype and torch.equal(one, other)
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
         return np.array_equal(one, other)
+    if isinstance(one, partial) and isinstance(other, partial):
+        return all(same(getattr(one, name), getattr(other, name)) for name in ("func", "args", "keywords"))
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     if isinstance(one, Sequence) and isinstance(other, Sequence) and not isinstance(one, str | bytes):
