@@ -129,7 +129,7 @@ def print_audit(found: Mapping[str, Any], *, out: Path) -> None:
     )
     whole = [] if curve is None else [f"of the Gaussian curve: epsilon {curve:.3f}, ceiling {most:.3f} (same guesses)"]
     bound, claimed = found["scale_bound"], found["scale_claim"]
-    verdict = f"no fault found, of a client of {found['images']} images"
+    verdict = f"no fault found in {found['tried']}"
     if found["faults"]:
         verdict = f"FAILED: {'; '.join(found['faults'])}"
     few = []
@@ -147,6 +147,7 @@ def print_audit(found: Mapping[str, Any], *, out: Path) -> None:
         *few,
         f"noise: {found['noise']}",
         verdict,
+        *([f"not tested: {'; '.join(found['untested'])}"] if found["untested"] else []),
         str(found["note"]),
         f"written to {out}: audit.json",
     ):  # fmt: skip

@@ -11,6 +11,7 @@ from fdgsec.experiments.audit.neighboring_clients import Site, releases_of
 from fdgsec.experiments.audit.noise_of_records import same_cost
 from fdgsec.experiments.audit.noise_tails import without_tails
 from fdgsec.experiments.audit.noise_within import update_repeats
+from fdgsec.experiments.audit.tensors_without_noise import trained_without_noise
 from fdgsec.experiments.audit.training_checks import faults_of_training
 from fdgsec.experiments.run_config import RunConfig, made
 from fdgsec.experiments.setup.defenses import statistic_source_of
@@ -32,6 +33,7 @@ from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.privacy.accounting import Use
 from fdgsec.privacy.guarantees import PlannedGuarantee, RecordMixing
 from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.progress import warn
 from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.registry import name_of, names
 from fdgsec.runtime.secret_streams import simulated_stream
@@ -156,6 +158,10 @@ def _check_moves(method: Method, stack: DefenseStack, start: GlobalModel) -> Non
             expect(False, "a training moves with one image no further than its cost allows", said)
         for said in found.samples:
             expect(False, "a training draws its records as its cost says", said)
+        if (tensor := trained_without_noise(replace(site, model=start_of(method, norm="batch")), stack)) is not None:
+            expect(False, "a training moves with one image no further than its cost allows", f"it moves {tensor!r}")
+        for said in found.untested:
+            warn(f"check_defense did not test {said}")
     for said in told_for_free(site, stack):
         expect(False, "every new release has its cost", said)
     for release in without_tails(site, stack, draws=TAILS):

@@ -4,7 +4,10 @@ A cost of () says that a release tells nothing but what was paid for: it is publ
 is made of a release tells two neighbors apart no better than it does. The loss of a training does, and so may any other
 number that a training loop returns. So a client is trained many times on some images, and on the same with another one
 in one's place, and the numbers that leave at no cost are compared like a release that costs what the model does. The
-steps are next to none: the loss of a noisy model would hide behind noise that whoever has the model knows.
+steps are next to none: the loss of a noisy model would hide behind noise that whoever has the model knows. A number
+that is the same in all trainings of a client is made of no noise. If it is another one for any other client, however
+far from the first, it changes with one image somewhere on the way: so very different clients, with labels that a
+network gives and others, are trained as well.
 
 Of a defense without a trainer the numbers of an update are not noisy at all: what it sends of them at no cost must be
 the same whatever they are."""
@@ -14,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fdgsec.data.domains import DomainDataset
+from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.experiments.audit.neighbor_tests import (
     Drawn,
     allowed_distance,
@@ -37,6 +40,10 @@ FIRST = 3
 IMAGES = 4
 RATE = 1e-6
 """Learning rate of the trainings."""
+SURE = 30.0
+"""Times its last layer, a network is sure of what it predicts."""
+EPOCHS = 3
+"""Of trainings whose numbers are to be public."""
 FREE = "numbers that leave beside the model at no cost tell of its images"
 
 
@@ -48,17 +55,23 @@ def told_for_free(site: Site, defense_stack: DefenseStack) -> list[str]:
         return []
     images = site.client.data.subset(torch.arange(min(IMAGES, len(site.client.data))))
     updates = _Updates(site=site, defense_stack=defense_stack, clock=clock, model=_small(site))
-    told = updates.trained_apart if updates.trains else updates.passed_on
-    return [FREE] if told(images) or updates.tells_size(images) else []
+    if not updates.trains:
+        return [FREE] if updates.passed_on(images) or updates.tells_size(images) else []
+    models = (_small(site, sure=sure) for sure in (1.0, SURE))
+    fixed = any(replace(updates, model=model).fixed_apart(images) for model in models)
+    return [FREE] if fixed or updates.trained_apart(images) or updates.tells_size(images) else []
 
 
-def _small(site: Site) -> GlobalModel:
-    """A small network in place of the run's: numbers beside a model do not depend on its size."""
+def _small(site: Site, *, sure: float = 1.0) -> GlobalModel:
+    """A small network in place of the run's: numbers beside a model do not depend on its size.
+
+    Its last layer is so many times as large as it is drawn."""
     plan = Blueprint(
         backbone="tiny", classes=len(site.client.data.class_names), norm="group", remodel=site.method.remodel
     )
     state = plan.network(stream(site.seed, "world", "free numbers")).state_dict()
-    return GlobalModel(blueprint=plan, state=ModelState(state={name: value.clone() for name, value in state.items()}))
+    larger = {name: value * (sure if name.startswith("head.") else 1) for name, value in state.items()}
+    return GlobalModel(blueprint=plan, state=ModelState(state=larger))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -93,6 +106,34 @@ class _Updates:
             return False
         return any(test(first, second).too_far for test in (by_what_has_no_noise, along_a_direction))
 
+    def fixed_apart(self, images: DomainDataset) -> bool:
+        """Whether a number is the same in all trainings of each of several clients, and not the same in all of them."""
+        known = list[Mapping[str, float]]()
+        for number, given in enumerate(self._clients(images)):
+            sent = [self._trained(images, given, f"fixed/{number}/{run}", epochs=EPOCHS) for run in range(2)]
+            if not all(map(_free, sent)):
+                return False
+            one, other = (dict(reply.metrics) for reply in sent)
+            if one.keys() != other.keys():
+                return True
+            known.append({name: value for name, value in one.items() if value == other[name]})
+        names = {name for numbers in known for name in numbers}
+        return any(len({numbers[name] for numbers in known if name in numbers}) > 1 for name in names)
+
+    def _clients(self, images: DomainDataset) -> list[TrainingSet]:
+        """Clients of as many images: with the labels that the network gives, with none of these, black, and noise."""
+        given, classes = TrainingSet.of(images), len(images.class_names)
+        with torch.no_grad():
+            likely = self.model.module().eval()(as_float(given.images)).argmax(1)
+        noise = torch.randint(256, given.images.shape, generator=stream(self.site.seed, "world", "noise"))
+        return [
+            given,
+            replace(given, labels=likely),
+            replace(given, labels=(likely + 1) % classes),
+            replace(given, images=torch.zeros_like(given.images)),
+            replace(given, images=noise.to(given.images)),
+        ]
+
     def passed_on(self, images: DomainDataset) -> bool:
         """Whether the numbers of plain training leave at no cost, and differ where they do."""
         sent = [self._sent(images, {"loss": loss}) for loss in (1.0, 2.0)]
@@ -124,12 +165,12 @@ class _Updates:
             form=tuple(sorted(replies[0].metrics)), uses=uses, allowed=allowed,
         )  # fmt: skip
 
-    def _trained(self, images: DomainDataset, given: TrainingSet, name: str) -> Reply:
-        """What a client sends after a training of one step."""
+    def _trained(self, images: DomainDataset, given: TrainingSet, name: str, *, epochs: int = 1) -> Reply:
+        """What a client sends after a training of one step, or of so many `epochs`."""
         stack = replace(self.defense_stack, name=f"{self.defense_stack.name}/free/{name}")
         client = replace(self.site.client, data=images, validation=None)
         with_trainer, trainer = stack.with_trainer(client, self.site.method, self.clock)
-        plan = replace(canary_plan(self.site), learning_rate=RATE, epochs=1, steps=None, batch_size=len(given))
+        plan = replace(canary_plan(self.site), learning_rate=RATE, epochs=epochs, steps=None, batch_size=len(given))
         network = self.model.module()
         metrics = with_trainer.trainer(
             network, given, CrossEntropy(), plan, stream(self.site.seed, "world", "audit", self.clock.round),

@@ -38,10 +38,13 @@ EVERYWHERE, AGAINST, FAINT, INFINITE, NOT_A_NUMBER = range(5)
 that is infinite in one weight of each 1x1 kernel, and of one that is no number."""
 IN_ONE_KIND = range(5, 5 + KINDS)
 """Labels of canaries of a gradient in the tensors of one kind alone, in the order of the kinds."""
+COSTLY = IN_ONE_KIND.stop
+"""The label of canaries like FAINT ones, of a loss that is large and stays so."""
+LARGE_LOSS = 1e3
 PARTS = (
     (1.0,) * KINDS, (-2.0,) * KINDS, (1e-12,) * KINDS,
     tuple(OVERFLOWING if kind == KERNEL else 1.0 for kind in range(KINDS)), (math.nan,) * KINDS,
-    *(tuple(float(kind == own) for kind in range(KINDS)) for own in range(KINDS)),
+    *(tuple(float(kind == own) for kind in range(KINDS)) for own in range(KINDS)), (1e-12,) * KINDS,
 )  # fmt: skip
 """Lengths of gradients by label, in each tensor of a kind."""
 
@@ -61,7 +64,7 @@ class OwnWeights:
         for layer in model.body.children():
             for kind, weights in _seen_through(layer, pixels):
                 outputs = outputs + (pixels * lengths[:, kind : kind + 1] * weights).sum(1)
-        return -self.slope * outputs
+        return LARGE_LOSS * (batch.labels.to(pixels.device) == COSTLY) - self.slope * outputs
 
 
 def _seen_through(layer: nn.Module, pixels: Tensor) -> list[tuple[int, Tensor]]:

@@ -6,7 +6,7 @@ does not, and with Adam an image moves each weight by the learning rate whatever
 canaries of a pixel each (fdgsec.experiments.audit.gradient_canaries), half of them lit, are trained on with the
 optimizer of a run, and the weights of lit pixels are compared with those of others: whatever an optimizer makes of
 noisy sums tells an image no better than all steps may. What comes out of Adam is no Gaussian number, so that it is
-counted how often both are told apart."""
+counted how often both are told apart, by the weights and by their sizes."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -16,10 +16,17 @@ import torch
 from torch import Tensor
 
 from fdgsec.experiments.audit.gradient_canaries import lit_pixels, moves
-from fdgsec.experiments.audit.moved_weights import allowed_by
-from fdgsec.experiments.audit.neighbor_tests import Drawn, along_a_direction, by_what_has_no_noise, by_what_is_sent
+from fdgsec.experiments.audit.neighbor_tests import (
+    Apart,
+    Drawn,
+    Test,
+    along_a_direction,
+    by_what_has_no_noise,
+    by_what_is_sent,
+)
 from fdgsec.experiments.audit.neighboring_clients import Release, Site
 from fdgsec.experiments.audit.one_run import canary_plan, trainings
+from fdgsec.experiments.audit.step_distances import allowed_by
 from fdgsec.federation.artifacts import Scores
 from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.method import Client, Clock
@@ -42,14 +49,22 @@ def optimizer_moves(site: Site, defense_stack: DefenseStack, plans: Sequence[Tra
     for plan in plans:
         if plan.optimizer == "sgd" and not (plan.momentum or plan.weight_decay):
             continue
-        tests = [by_what_has_no_noise, by_what_is_sent]
-        if plan.optimizer == "sgd":
-            tests.append(along_a_direction)
+        tests: list[Test] = [by_what_has_no_noise, by_what_is_sent]
+        tests.append(along_a_direction if plan.optimizer == "sgd" else _by_sizes)
         found = (test(lit, dark) for lit, dark in _trained(site, defense_stack, plan) for test in tests)
         far = next((one.words for one in found if one.too_far), None)
         named = plan.optimizer + (f" with momentum {plan.momentum:g}" if plan.momentum else "")
         said += [] if far is None else [f"one image moves a training by {named} {far}"]
     return said
+
+
+def _by_sizes(lit: Drawn, dark: Drawn) -> Apart:
+    """How often neighbors are told apart by the sizes of weights: who divides noisy sums by lengths without noise draws
+    a sign that tells nothing, and a size that does."""
+    first, second = (
+        replace(one, sent=one.sent.abs().clamp_min(torch.finfo(one.sent.dtype).tiny).log()) for one in (lit, dark)
+    )
+    return by_what_is_sent(first, second)
 
 
 def _trained(site: Site, defense_stack: DefenseStack, plan: TrainingPlan) -> Iterator[tuple[Drawn, Drawn]]:
@@ -70,13 +85,14 @@ def _trained(site: Site, defense_stack: DefenseStack, plan: TrainingPlan) -> Ite
         moved.extend(moves(with_trainer, site.method, given, tried, clock=clock, sign=1.0, seed=site.seed))
 
     uses = [use for trainer in trainings(once, named, once.client, train) for use in trainer.uses]
-    step = allowed_by(uses)
-    if step is None:
+    allowed = allowed_by(uses)
+    if allowed is None:
         return
     for taken, paid in ((1, 1), (len(moved), sum(use.count for use in uses))):
         weights = torch.stack(moved[:taken]).double().sum(0)[:, :RECORDS]
         first, second = (
-            _drawn(once, values.T, uses, step * math.sqrt(paid)) for values in (weights[:, lit], weights[:, ~lit])
+            _drawn(once, values.T, uses, allowed.present * math.sqrt(paid))
+            for values in (weights[:, lit], weights[:, ~lit])
         )
         yield first, second
 

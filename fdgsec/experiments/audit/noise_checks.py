@@ -69,7 +69,8 @@ class NoiseChecks:
     have: noise that was projected with the mean that it hides, onto public directions, is sound. `moved` are releases
     that one image or client moves further than their cost allows, each with both distances in words, or numbers beside
     an update that have none, and `trainings` says so of private training. `samples` says what is wrong with the samples
-    of its steps. `seeding` tells whether a release calls `manual_seed`, which keeps 32 bits."""
+    of its steps, and `untested` what of a training could not be tried. `seeding` tells whether a release calls
+    `manual_seed`, which keeps 32 bits."""
 
     releases: int = 0
     alike: tuple[int, int] | None = None
@@ -84,6 +85,7 @@ class NoiseChecks:
     moved: Sequence[str] = ()
     trainings: Sequence[str] = ()
     samples: Sequence[str] = ()
+    untested: Sequence[str] = ()
     seeding: bool = False
 
     @property

@@ -27,6 +27,8 @@ SIDE = 8
 """Images have 3 x 8 x 8 pixels, and the network 17 weights for each; one of 8 records changes the divisor by 1/8."""
 RUNS = 40
 CONFIDENCE = 0.99
+LARGEST = 1e300
+"""The size of what is no number: weights that an image makes so tell of it."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -65,5 +67,5 @@ class SmallTraining:
             name = f"{defense_stack.name}/scale/{without}/{run}"
             steps, _ = self.updates(replace(defense_stack, name=name), without=without)
             size = torch.cat(steps)[:, self.records :].double().square().mean(1)
-            found.append(float(size.log().clamp_min(LEAST).sum()))
+            found.append(float(size.nan_to_num(nan=LARGEST).clamp_max(LARGEST).log().clamp_min(LEAST).sum()))
         return found

@@ -42,6 +42,7 @@ from fdgsec.privacy.one_run_bounds import ceiling, one_run_lower_bound, right_gu
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 
+REPLACED = "training audits test guarantees under zero-out or add-remove; this guarantee is under replace-one."
 LEAST_VARIANCE = 1e-12
 """Of a tensor's noise, as a part of the largest one: smaller ones count as much as this one."""
 
@@ -120,9 +121,7 @@ def audited(
 ) -> OneRunBounds:
     """Run with and without canaries, guess, and return the better bounds. Raises UsageError if they cannot apply."""
     if guarantee.relation == "replace-one":
-        raise UsageError(
-            "training audits test guarantees under zero-out or add-remove; this guarantee is under replace-one."
-        )
+        raise UsageError(REPLACED)
     if guesses > len(canaries):
         raise UsageError(f"--guesses is {guesses}, more than the {len(canaries)} canaries; lower it.")
     assert guarantee.epsilon is not None
@@ -216,8 +215,8 @@ class GradientCanaries:
     def words(self) -> str:
         """A description, with the largest number of networks that step jointly."""
         together = max(networks_of(self.site.method, clock) for clock in self.site.clocks)
-        where = "" if together == 1 else f" of each of {together} networks that step together"
-        return f"canaries with orthogonal gradients far longer than the bound, in every tensor{where}, every step seen"
+        where = "a small network" if together == 1 else f"each of {together} small networks that step together"
+        return f"canaries of orthogonal gradients far longer than the bound, in all tensors of {where}, every step seen"
 
     def __len__(self) -> int:
         return self.count
@@ -239,7 +238,7 @@ class GradientCanaries:
         evidence, rates, spreads = [], [], []
         for trainer, moved in zip(trainers, seen, strict=True):
             use = _only(trainer.uses)
-            bound = use.sensitivity["zero-out"]
+            bound = _bound(use)
             expected = use.sampling_rate * self.count
             evidence += [one.double()[:, : self.count] * expected / bound for one in moved]
             rates += [use.sampling_rate] * len(moved)
@@ -250,6 +249,14 @@ class GradientCanaries:
             spreads=torch.tensor(spreads, dtype=torch.float64),
             uses=costs(self.site, defense_stack, client, trainers, sent),
         )  # fmt: skip
+
+
+def _bound(use: Use) -> float:
+    """The distance between neighbors of whom one lacks an image; canaries that are left out are black."""
+    for relation in ("zero-out", "add-remove"):
+        if relation in use.sensitivity:
+            return use.sensitivity[relation]
+    raise UsageError(REPLACED)
 
 
 def _only(uses: Sequence[Use]) -> Use:

@@ -61,6 +61,7 @@ NOTE = (
     "A bound under the claim is no proof that the claim holds: it is what this attack found, and a better one may find "
     "more. A bound near its ceiling is saturated: more runs or guesses could raise it."
 )
+STEP = "a step of the run's network on two of the client's images"
 NOT_TRAINED = "an audit trains for defenses of training alone (dp-sgd); leave it out"
 
 
@@ -103,7 +104,7 @@ class Audited:
     """The audited guarantee, the canary, the number of runs, the result of every repeat, and the checks of the noise.
 
     `scale` is the audit of a private trainer's divisor; `gaussian` are the bounds of the same guesses on the whole
-    trade-off curve, where the claim is a Gaussian one."""
+    trade-off curve, where the claim is a Gaussian one. `tried` names what faults were sought in."""
 
     guarantee: Guarantee
     canary: str
@@ -111,6 +112,7 @@ class Audited:
     results: Sequence[AuditResult]
     noise: NoiseChecks
     images: int
+    tried: str
     scale: AuditResult | None = None
     gaussian: Sequence[AuditResult] = ()
 
@@ -268,7 +270,7 @@ def _messages(
     words = "; then ".join(canary.words for canary in canaries)
     return Audited(
         guarantee=guarantee, canary=words, runs=2 * plan.runs * len(canaries), results=results, noise=noise,
-        images=len(site.client.data),
+        images=len(site.client.data), tried=f"messages of a client of {len(site.client.data)} images",
     )  # fmt: skip
 
 
@@ -304,9 +306,15 @@ def _training(site: Site, config: RunConfig, plan: AuditPlan, delta: float, prog
     words = f"{len(canaries)} {canaries.words}; {guesses} guesses"
     return Audited(
         guarantee=guarantee, canary=words, runs=2, results=[one.result for one in results],
-        images=len(site.client.data), noise=noise, scale=_training_scale(site, config, delta),
+        images=len(site.client.data), tried=_tried(site, plan), noise=noise, scale=_training_scale(site, config, delta),
         gaussian=[one.gaussian for one in results if one.gaussian is not None],
     )  # fmt: skip
+
+
+def _tried(site: Site, plan: AuditPlan) -> str:
+    """What faults of a training are sought in."""
+    own = f"trainings of small networks on images made for them, and {STEP}"
+    return own if plan.canary == "gradient" else f"{own}, and its training on {len(site.client.data)} of its images"
 
 
 def _training_scale(site: Site, config: RunConfig, delta: float) -> AuditResult:
@@ -369,7 +377,8 @@ def _document(config: RunConfig, place: int, found: Audited, *, seconds: float) 
     return {
         "schema": SCHEMA, "target": config.target, "dataset": config.dataset, "encoder": config.encoder,
         "rounds": config.rounds, "seed": config.seed, "defense": defenses[place], "defenses": defenses,
-        "images": found.images, "claimed_epsilon": middle.claimed_epsilon, "delta": middle.delta, "unit": middle.unit,
+        "images": found.images, "tried": found.tried,
+        "claimed_epsilon": middle.claimed_epsilon, "delta": middle.delta, "unit": middle.unit,
         "relation": guarantee.relation, "mechanism": guarantee.mechanism, "covers": list(guarantee.covers),
         "by": list(guarantee.by), "vetted": guarantee.vetted, "assumptions": list(guarantee.assumptions),
         "lower_bound": middle.lower_bound, "ceiling": middle.ceiling,
@@ -382,6 +391,7 @@ def _document(config: RunConfig, place: int, found: Audited, *, seconds: float) 
         "gaussian_above": sum(one.exceeded for one in found.gaussian),
         "noise": noise.line(), "distinct_releases": noise.releases, "states_bits": noise.states_bits,
         "repeated_noise": noise.repeated, "seeding": noise.seeding,
+        "untested": list(noise.untested),
         "scale_bound": None if scale is None else scale.lower_bound,
         "scale_claim": None if scale is None else scale.claimed_epsilon,
         "faults": [words for words, shown in faults.items() if shown], "note": NOTE,

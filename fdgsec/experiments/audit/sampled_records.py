@@ -9,16 +9,18 @@ states, between steps, and between two trainings that have all in common that is
 many images as its noise asks for (`MOST` at most): where a sum of so many is hidden too, nothing is found."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from scipy import stats
 from torch import Tensor
 
+from fdgsec.experiments.audit.counted_steps import Counted, Findings
 from fdgsec.experiments.audit.gradient_canaries import AGAINST, EVERYWHERE, moves
 from fdgsec.experiments.audit.neighbor_tests import DEVIATIONS, FACTOR
 from fdgsec.experiments.audit.neighboring_clients import Site
 from fdgsec.experiments.audit.one_run import canary_plan, inverse_variances, trainings
+from fdgsec.experiments.audit.step_distances import allowed_by
 from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.dp_sgd_joint import StepsJointly
 from fdgsec.federation.method import Client, Clock
@@ -55,6 +57,7 @@ class Sampled:
     means: Tensor
     variances: Tensor
     rate: float
+    taken: Counted
 
     @property
     def more_often(self) -> bool:
@@ -105,22 +108,22 @@ def _correlated(one: Tensor, other: Tensor) -> bool:
     return abs(float((one * other).sum())) > UNRELATED * math.sqrt(one.numel())
 
 
-def sampling_faults(site: Site, defense_stack: DefenseStack) -> list[str]:
-    """What is wrong with the samples of a client's training, in words; nothing where no sample is stated.
+def sampling_faults(site: Site, defense_stack: DefenseStack) -> Findings:
+    """What is wrong with the samples of a client's training, in words; nothing where its steps take all records.
 
     Where several networks take steps jointly the samples are fdgsec's own (fdgsec.federation.dp_sgd_joint)."""
     if isinstance(site.method, StepsJointly):
-        return []
+        return Findings()
     tried = _Tried(site=replace(site, clocks=site.clocks[:ROUNDS]), defense_stack=defense_stack)
     one = tried.sampled(FEWEST, "one")
     if one is None:
-        return []
+        return Findings(untested=tried.unread())
     records = min(FEWEST * max(1, math.ceil(VISIBLE / float(one.variances.mean()))), MOST)
     if records > FEWEST:
         one = tried.sampled(records, "one")
     other, versions = tried.sampled(records, "other"), tried.versions(records // VERSIONS)
     if one is None or other is None:
-        return []
+        return Findings(untested=tried.unread())
     said = []
     if one.known_from(other):
         said.append("two trainings take the same records in their steps, whatever their secret: the sample is known")
@@ -128,9 +131,11 @@ def sampling_faults(site: Site, defense_stack: DefenseStack) -> list[str]:
         said.append("the number of records in a step of training does not vary as in a Poisson sample")
     if one.related or other.related:
         said.append("the records in a step of training tell those of another step")
+    if one.taken.steps > one.taken.paid:
+        said.append(f"a training takes {one.taken.steps} steps; its cost is of {one.taken.paid}")
     if one.more_often or (versions is not None and versions.more_often):
         said.append("an image takes part in the steps of a training more often than its cost says")
-    return said
+    return Findings(faults=said)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -139,6 +144,13 @@ class _Tried:
 
     site: Site
     defense_stack: DefenseStack
+    seen: list[Use] = field(default_factory=list)
+    """The costs of all trainings."""
+
+    def unread(self) -> list[str]:
+        """What is not tried where no one rate and Gaussian noise are stated."""
+        sampled = any(use.noise and use.sampling_rate < 1 for use in self.seen)
+        return ["samples of steps whose cost is not of one rate and Gaussian noise"] if sampled else []
 
     def versions(self, records: int) -> Sampled | None:
         """As `sampled`, of records of several entries; None also where the trainer refuses these."""
@@ -166,7 +178,9 @@ class _Tried:
             moved.extend(seen)
 
         trainers = trainings(self.site, named, replace(self.site.client, validation=None), train)
-        stated = {_stated(use) for trainer in trainers for use in trainer.uses}
+        uses = [use for trainer in trainers for use in trainer.uses]
+        self.seen.extend(uses)
+        stated = set(map(_stated, uses))
         (only,) = stated if len(stated) == 1 else (None,)
         if only is None:
             return None
@@ -175,6 +189,7 @@ class _Tried:
         return Sampled(
             counts=_in_units_of_noise(torch.stack(moved).double()), means=expected / noise,
             variances=expected * (1 - rate) / noise**2, rate=rate,
+            taken=Counted.of(moved, uses),
         )  # fmt: skip
 
 
@@ -191,10 +206,8 @@ def _lit(classes: Tensor, versions: int) -> TrainingSet:
 
 def _stated(use: Use) -> tuple[float, float] | None:
     """The rate of a secret sample, and its Gaussian noise in units of the distance of neighbors."""
-    distance = use.sensitivity.get("zero-out") or use.sensitivity.get("add-remove")
-    if use.mechanism != "gaussian" or use.sampling_rate == 1 or not use.noise or not distance:
-        return None
-    return use.sampling_rate, use.noise / distance
+    allowed = allowed_by([use])
+    return None if allowed is None or allowed.rate == 1 else (allowed.rate, 1 / allowed.present)
 
 
 def _in_units_of_noise(moved: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ import math
 from functools import cache
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.method import GlobalModel
@@ -14,6 +14,14 @@ from fdgsec.nn.networks.loaded_copies import loaded_copy
 LINEAR, POINTWISE, WIDTH = 4, 2, 3
 """Layers of a matrix and a vector beside the last layer, 1x1 convolutions without bias, and the width of kernels of
 more than one pixel."""
+
+
+class _Beside(nn.ModuleList):
+    """Layers that an objective looks at one by one; images pass by them, so that the network gives an output."""
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """The maps as they are."""
+        return maps
 
 
 class SmallModel(GlobalModel):
@@ -54,7 +62,7 @@ def _skeleton(inputs: int, small: bool) -> Classifier:
 
 def _network(inputs: int, *, small: bool) -> Classifier:
     with torch.device("meta"):  # avoids draws from the global random stream
-        head, body = nn.Linear(inputs, 1, bias=False), nn.Sequential(*_small_layers(inputs) if small else ())
+        head, body = nn.Linear(inputs, 1, bias=False), _Beside(_small_layers(inputs) if small else ())
     for part in (head, body):
         part.to_empty(device="cpu")
         for weights in part.parameters():

@@ -20,18 +20,21 @@ from fdgsec.nn.training.training_plan import TrainingPlan
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingFaults:
-    """What one image moves further than its cost allows (`moved`), and what is wrong with `samples`, in words."""
+    """What one image moves further than its cost allows (`moved`), what is wrong with `samples`, and what could not be
+    tried, in words."""
 
     moved: Sequence[str]
     samples: Sequence[str]
+    untested: Sequence[str]
 
 
 def faults_of_training(site: Site, defense_stack: DefenseStack, plans: Sequence[TrainingPlan]) -> TrainingFaults:
     """Look for faults in plain steps, behind the optimizers of `plans`, and in the samples of steps."""
+    steps, samples = training_moves(site, defense_stack), sampling_faults(site, defense_stack)
     return TrainingFaults(
-        moved=[*training_moves(site, defense_stack), *optimizer_moves(site, defense_stack, plans)],
-        samples=sampling_faults(site, defense_stack),
-    )
+        moved=[*steps.faults, *optimizer_moves(site, defense_stack, plans)], samples=samples.faults,
+        untested=[*steps.untested, *samples.untested],
+    )  # fmt: skip
 
 
 def check_trainings(site: Site, *, releases: int, confidence: float) -> NoiseChecks:
@@ -48,5 +51,6 @@ def check_trainings(site: Site, *, releases: int, confidence: float) -> NoiseChe
     checks = NoiseChecks(
         confidence=confidence, within=["the updates of a training"] if alike(untouched) else [],
         trainings=[*found.moved, *told_for_free(site, site.defense_stack)], samples=found.samples,
+        untested=found.untested,
     )  # fmt: skip
     return compared(checks, (torch.cat(steps).double() for steps in trained))

@@ -78,7 +78,7 @@ def test_sound_joint_steps_pass_with_a_bound_that_says_something(tmp_path: Path)
     found = document(tmp_path)
     assert code == 0
     assert 1 < float(str(found["lower_bound"])) <= 8
-    assert "of each of 2 networks that step together" in str(found["canary"])
+    assert "of each of 2 small networks that step together" in str(found["canary"])
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,10 @@ import torch
 
 from fdgsec.defenses.private_styles import PrivateStyles
 from fdgsec.experiments.audit.moved_releases import moved_too_far
-from fdgsec.experiments.audit.moved_weights import related, training_moves
+from fdgsec.experiments.audit.moved_weights import training_moves
 from fdgsec.experiments.audit.neighboring_clients import Site
 from fdgsec.experiments.audit.noise_tails import without_tails
+from fdgsec.experiments.audit.step_distances import related
 from fdgsec.experiments.run_config import RunConfig
 from fdgsec.experiments.setup.defenses import statistic_source_of
 from fdgsec.federation.defense import Defense
@@ -92,7 +93,7 @@ def test_a_training_that_moves_further_is_found(trainer: str):
     defense = DPSGDWith(noise_multiplier=1.0, made=TRAINERS.get(trainer, Patched))
     site = site_of(FedAvg(plan=PLAN), defense)
 
-    said = training_moves(site, site.defense_stack)
+    said = training_moves(site, site.defense_stack).faults
 
     assert bool(said) == (trainer != "sound"), said
 
@@ -103,7 +104,7 @@ def test_a_training_is_not_what_it_states(trainer: str):
     made, words = STEPS[trainer]
     site = site_of(FedAvg(plan=PLAN), DPSGDWith(noise_multiplier=1.0, made=made))
 
-    said = training_moves(site, site.defense_stack)
+    said = training_moves(site, site.defense_stack).faults
 
     assert any(words in one for one in said), said
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fdgsec.defenses.dp_sgd import DPSGD
+from fdgsec.experiments.audit.counted_steps import Counted
 from fdgsec.experiments.audit.neighboring_clients import Site
 from fdgsec.experiments.audit.sampled_records import Sampled, sampling_faults
 from fdgsec.federation.defense import Defense
@@ -31,7 +32,7 @@ def said_of(defense: Defense, *, rounds: int = 1, name: str = "run") -> list[str
         method=METHOD, client=four_clients()[0], model=start_of(METHOD, norm="group"), defense_stack=stack,
         clocks=clocks, seed=0,
     )  # fmt: skip
-    return sampling_faults(site, stack)
+    return list(sampling_faults(site, stack).faults)
 
 
 @pytest.mark.parametrize("sample", SAMPLES)
@@ -83,7 +84,7 @@ def _poisson(seed: int, *, records: int, rate: float, noise: float) -> Sampled:
     drawn = torch.binomial(sizes.expand(256, 2), torch.full((256, 2), rate, dtype=torch.float64), generator=rng)
     return Sampled(
         counts=drawn / noise + torch.randn(256, 2, generator=rng, dtype=torch.float64), means=sizes * rate / noise,
-        variances=sizes * rate * (1 - rate) / noise**2, rate=rate,
+        variances=sizes * rate * (1 - rate) / noise**2, rate=rate, taken=Counted(steps=256, paid=256),
     )  # fmt: skip
 
 

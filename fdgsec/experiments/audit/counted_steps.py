@@ -1,0 +1,83 @@
+"""Whether a private training takes the steps that it pays for, whatever its plan and its images.
+
+A cost is of so many steps. How many a training takes follows from its plan: epochs of a client's images in batches, or
+a number that is given. Who counts epochs for steps, or stops where the loss is low, takes others than were paid for, or
+tells of the loss by their number."""
+
+from collections.abc import Iterable, Sequence, Sized
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fdgsec.experiments.audit.gradient_canaries import EVERYWHERE, moves
+from fdgsec.experiments.audit.neighboring_clients import Site
+from fdgsec.experiments.audit.one_run import canary_plan, trainings
+from fdgsec.federation.defense_stack import DefenseStack
+from fdgsec.federation.method import Client, Clock
+from fdgsec.nn.training.batches import TrainingSet
+from fdgsec.nn.training.training_plan import TrainingPlan
+from fdgsec.privacy.accounting import Use
+
+SIDE = 2
+GIVEN, EPOCHS = 5, 3
+"""Steps of a plan that says how many, and its epochs, which then say nothing."""
+IMAGES, BATCH = 12, 4
+"""Images of a client, and of a batch, whose epochs are of several steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted:
+    """The steps that trainings took, and those that they paid for."""
+
+    steps: int
+    paid: int
+
+    @classmethod
+    def of(cls, steps: Sized, uses: Iterable[Use]) -> "Counted":
+        """Count what steps moved, and what they cost."""
+        return cls(steps=len(steps), paid=sum(use.count for use in uses))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """What is wrong with trainings (`faults`), and what could not be tried of them, in words."""
+
+    faults: Sequence[str] = ()
+    untested: Sequence[str] = ()
+
+
+def miscounted(site: Site, defense_stack: DefenseStack, alike: Sequence[Counted]) -> Findings:
+    """Compare steps with costs: of trainings that are `alike` but for their images, and of other plans."""
+    plan = canary_plan(site)
+    asked = {
+        "given": (IMAGES, replace(plan, steps=GIVEN, epochs=EPOCHS, batch_size=BATCH)),
+        "epochs": (IMAGES, replace(plan, steps=None, epochs=EPOCHS, batch_size=BATCH)),
+        "own": (len(site.client.data), plan),
+    }
+    found = [*alike, *(_counted(site, defense_stack, name, images, plan) for name, (images, plan) in asked.items())]
+    faults = []
+    more = next((one for one in found if one.steps > one.paid), None)
+    if more is not None:
+        faults.append(f"a training takes {more.steps} steps; its cost is of {more.paid}")
+    if len({one.steps for one in alike}) > 1:
+        faults.append("the number of a training's steps follows its images")
+    fewer = next((one for one in found if one.steps < one.paid), None)
+    early = [] if fewer is None else [f"steps after the first {fewer.steps} of {fewer.paid} that a training pays for"]
+    return Findings(faults=faults, untested=early)
+
+
+def _counted(site: Site, defense_stack: DefenseStack, name: str, images: int, plan: TrainingPlan) -> Counted:
+    """The steps of a training on so many images in one round."""
+    given = TrainingSet(
+        images=torch.full((images, 3, SIDE, SIDE), 255, dtype=torch.uint8), labels=torch.full((images,), EVERYWHERE)
+    )
+    named = replace(defense_stack, name=f"{defense_stack.name}/counted/{name}")
+    steps = list[Tensor]()
+
+    def train(with_trainer: Client, clock: Clock) -> None:
+        steps.extend(moves(with_trainer, site.method, given, plan, clock=clock, sign=1.0, seed=site.seed))
+
+    once = replace(site, clocks=site.clocks[:1])
+    trainers = trainings(once, named, replace(site.client, validation=None), train)
+    return Counted.of(steps, [use for trainer in trainers for use in trainer.uses])
