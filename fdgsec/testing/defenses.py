@@ -158,7 +158,7 @@ def _check_moves(method: Method, stack: DefenseStack, start: GlobalModel) -> Non
             expect(False, "a training moves with one image no further than its cost allows", said)
         for said in found.samples:
             expect(False, "a training draws its records as its cost says", said)
-        if (tensor := trained_without_noise(replace(site, model=start_of(method, norm="batch")), stack)) is not None:
+        if (tensor := _averages_taken(site, stack)) is not None:
             expect(False, "a training moves with one image no further than its cost allows", f"it moves {tensor!r}")
         for said in found.untested:
             warn(f"check_defense did not test {said}")
@@ -182,6 +182,14 @@ def _averages_moved(site: Site, stack: DefenseStack) -> list[Moved]:
         return tensors_moved(replace(site, model=start_of(site.method, norm="batch")), stack)
     except UsageError:  # a defense may refuse averages over images
         return []
+
+
+def _averages_taken(site: Site, stack: DefenseStack) -> str | None:
+    """The average of batch norm that a private training takes from its images as it is."""
+    try:
+        return trained_without_noise(replace(site, model=start_of(site.method, norm="batch")), stack)
+    except UsageError:  # as above
+        return None
 
 
 def _check_protected(made_of: Sequence[Protected | None], sent: Passed, what: str) -> None:
