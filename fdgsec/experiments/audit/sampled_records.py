@@ -45,6 +45,8 @@ VERSIONS, VERSION_STEPS = 4, 64
 UNRELATED = 6.5
 """Standard deviations of the correlation of unrelated samples, beyond which two steps or trainings are related."""
 BY_CHANCE = 1e-7
+UNEVEN = 4.0
+"""By how much more than that of equal noise the sizes of steps' noise vary, from which on no sample is read."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -148,9 +150,9 @@ class _Tried:
     """The costs of all trainings."""
 
     def unread(self) -> list[str]:
-        """What is not tried where no one rate and Gaussian noise are stated."""
+        """What is not tried where no one rate and Gaussian noise of one size are stated and seen."""
         sampled = any(use.noise and use.sampling_rate < 1 for use in self.seen)
-        return ["samples of steps whose cost is not of one rate and Gaussian noise"] if sampled else []
+        return ["samples of steps without one rate and Gaussian noise of one size"] if sampled else []
 
     def versions(self, records: int) -> Sampled | None:
         """As `sampled`, of records of several entries; None also where the trainer refuses these."""
@@ -163,7 +165,7 @@ class _Tried:
         """Train on so many records, each of so many equal entries.
 
         Torch's own generator is no secret of a client, and begins alike in each training. None where no Poisson sample
-        with Gaussian noise is stated, or several different ones."""
+        with Gaussian noise is stated, or several different ones, and where the noise of steps varies in size."""
         classes = (torch.arange(records) % 4 == 3).long()
         given = _lit(classes, versions)
         epochs = max(1, steps // PER_EPOCH // len(self.site.clocks))
@@ -182,12 +184,13 @@ class _Tried:
         self.seen.extend(uses)
         stated = set(map(_stated, uses))
         (only,) = stated if len(stated) == 1 else (None,)
-        if only is None:
+        taken = torch.stack(moved).double()
+        if only is None or _uneven(taken):
             return None
         rate, noise = only
         expected = rate * torch.bincount(classes).double()
         return Sampled(
-            counts=_in_units_of_noise(torch.stack(moved).double()), means=expected / noise,
+            counts=_in_units_of_noise(taken), means=expected / noise,
             variances=expected * (1 - rate) / noise**2, rate=rate,
             taken=Counted.of(moved, uses),
         )  # fmt: skip
@@ -208,6 +211,13 @@ def _stated(use: Use) -> tuple[float, float] | None:
     """The rate of a secret sample, and its Gaussian noise in units of the distance of neighbors."""
     allowed = allowed_by([use])
     return None if allowed is None or allowed.rate == 1 else (allowed.rate, 1 / allowed.present)
+
+
+def _uneven(moved: Tensor) -> bool:
+    """Whether the noise of steps (steps, T, weights) varies in size, as behind a clip that a noisy count chooses."""
+    beside = moved[..., len(CLASSES) :].flatten(1)
+    sizes = beside.square().mean(1).clamp_min(torch.finfo(beside.dtype).tiny).log()
+    return float(sizes.var()) > UNEVEN * 2 / beside.shape[1]
 
 
 def _in_units_of_noise(moved: Tensor) -> Tensor:

@@ -50,6 +50,8 @@ class MovedWeights:
     rate: float = 1.0
     furthest: float = 0.0
     """The distance in that step in which it is largest, by the noise of this step alone."""
+    spread: float = 1.0
+    """The standard deviation of the distance in one step: 1 for the noise, and more where images are sampled."""
 
     @property
     def too_far(self) -> bool:
@@ -60,7 +62,7 @@ class MovedWeights:
 
     @property
     def _in_one_step(self) -> bool:
-        return self.furthest - IN_ONE_STEP > FACTOR * self.allowed
+        return self.furthest - IN_ONE_STEP * self.spread > FACTOR * self.allowed
 
     @property
     def words(self) -> str:
@@ -105,7 +107,8 @@ def apart(
     beside = [world[..., columns] for world in worlds]
     variances = torch.cat(beside).square().mean((0, 2))
     noisy = variances > 0
-    error = math.sqrt(len(worlds) * (1 + images * rate * (1 - rate) * allowed**2) / len(one))
+    spread = math.sqrt(1 + images * rate * (1 - rate) * allowed**2)
+    error = spread * math.sqrt(len(worlds) / len(one))
     sizes = [(part[:, noisy].square().mean(2) / variances[noisy]).mean(1).sqrt() for part in beside]
     if not bool(noisy.any()) or not all(bool(size.all()) for size in sizes):
         return MovedWeights(distance=math.inf, error=error, allowed=allowed, rate=rate)
@@ -115,8 +118,9 @@ def apart(
     moved = [world[..., 0] @ along / size for world, size in zip(worlds, sizes, strict=True)]
     shifts = (moved[0] - moved[1] if len(moved) > 1 else moved[0]) / noise
     return MovedWeights(
-        distance=float(shifts.mean()), error=error, allowed=allowed, rate=rate, furthest=float(shifts.max())
-    )
+        distance=float(shifts.mean()), error=error, allowed=allowed, rate=rate, furthest=float(shifts.max()),
+        spread=spread,
+    )  # fmt: skip
 
 
 def related(noise: Tensor) -> bool:

@@ -112,6 +112,22 @@ def test_a_clip_that_follows_a_noisy_count_is_sound(multiplier: float):
     assert moved(WithAnAdaptiveClip, multiplier=multiplier).faults == []
 
 
+@pytest.mark.medium
+def test_samples_behind_a_clip_that_varies_are_not_read_and_that_is_said():
+    site = site_of(DPSGDWith(noise_multiplier=0.4, made=WithAnAdaptiveClip))
+
+    assert sampling_faults(site, site.defense_stack) == Findings(
+        untested=["samples of steps without one rate and Gaussian noise of one size"]
+    )
+
+
+@pytest.mark.medium
+def test_under_little_noise_samples_of_many_images_are_no_fault():
+    found = moved(RATED[SOUND], multiplier=0.4)
+
+    assert found == Findings(faults=[], untested=[])
+
+
 @pytest.mark.parametrize("epsilon", [1.0, 4.0, 16.0])
 @pytest.mark.medium
 def test_lengths_without_noise_tell_of_an_image_by_the_size_of_weights(epsilon: float):
