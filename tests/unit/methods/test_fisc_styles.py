@@ -19,6 +19,7 @@ from fdgsec.nn.styles.channel_statistics import moments
 from fdgsec.nn.styles.finch import finch
 from fdgsec.nn.styles.image_styles import encoder_named, resized
 from fdgsec.nn.styles.image_styles import statistics as image_statistics
+from fdgsec.nn.styles.stacked_finch import stacked_cluster_styles
 from fdgsec.nn.training.batches import epoch_of_batches
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
@@ -274,3 +275,16 @@ def test_clients_whose_styles_depend_on_more_than_their_images_do_not_share_at_o
     assert FISC(style_input="loader").sharing(data) is None
     assert FISC(compared="map").sharing(data) is None
     assert FISC(local_clustering=False).sharing(data) is None
+
+
+def test_channels_that_are_large_and_nearly_constant_are_pooled_at_once_to_the_same_digits():
+    images = moments(torch.randn(30, 4, 5, 5, generator=rng("maps")).double() + 1e7)
+    lists = torch.stack([torch.randperm(30, generator=rng(f"lists {number}"))[:12] for number in range(3)])
+    labels = torch.arange(12).div(4, rounding_mode="floor").mul(4).expand(3, 12)
+
+    pooled, there = stacked_cluster_styles(images, lists, labels)
+
+    assert bool(there.all())
+    for number, rows in enumerate(lists):
+        alone = images.rows(rows).pooled_within(labels[0])
+        torch.testing.assert_close(pooled.m2[3 * number : 3 * number + 3], alone.m2, rtol=1e-6, atol=0)
