@@ -87,6 +87,7 @@ class NearlyEqual:
     domain: str
     rng: torch.Generator
     found: dict[int, tuple[Tensor, ErrorCovariance]] = field(default_factory=dict)
+    sent: dict[int, tuple[DomainDataset, Tensor, Sequence[Artifact]]] = field(default_factory=dict)
 
     def equations(self, case: Case, seen: Case) -> ListEquations:
         """The equations of the release in `seen` for the candidates of `case`, whitened so that the error is 1."""
@@ -101,12 +102,19 @@ class NearlyEqual:
     def error(self, images: int) -> tuple[Tensor, ErrorCovariance]:
         """The mean (D,) and covariance of a release less the mean of t over its images, for so many of them."""
         if images not in self.found:
-            own, lists = self._lists(images, CLIENTS, child(self.rng, "clients", images))
-            sent = shared_by(own, self.knowledge)(lists, child(self.rng, "styles", images))
+            own, lists, sent = self.simulated(images)
             records = records_of(own, self.reader)
             off = torch.stack([release_in(one, self.reader) for one in sent]) - records[lists].mean(1)
             self.found[images] = off.mean(0), shrunk_covariance(off.numpy())
         return self.found[images]
+
+    def simulated(self, images: int) -> tuple[DomainDataset, Tensor, Sequence[Artifact]]:
+        """The adversary's own images, those of CLIENTS clients of so many, (CLIENTS, n) positions, and what each would
+        release before any defense."""
+        if images not in self.sent:
+            own, lists = self._lists(images, CLIENTS, child(self.rng, "clients", images))
+            self.sent[images] = own, lists, shared_by(own, self.knowledge)(lists, child(self.rng, "styles", images))
+        return self.sent[images]
 
     def clients(self, images: int, count: int, rng: torch.Generator) -> list[DomainDataset]:
         """Clients of the adversary's own images, of at most LARGEST_SHARE of them each."""

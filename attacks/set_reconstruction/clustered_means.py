@@ -1,11 +1,13 @@
-"""Reads means over clusters: as means with unknown weights, or as means over images up to a simulated error.
+"""Reads means over clusters: as means with unknown weights, with stds of the same weights or without, or as means over
+images up to a simulated error.
 
-Which of the two ranks better depends on the noise and on how many images there are; the adversary tries both on
-galleries of its own images. There it tries, too, whether lists that it refines with the method itself rank better
+Which of them ranks best depends on the noise and on how many images there are; the adversary tries all on galleries of
+its own images. There it tries, too, whether lists that it refines with the method itself rank better
 still. A refined list that explains what was received is believed in any case."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 
@@ -13,15 +15,18 @@ from fdgsec.attacks.set_reconstruction.cluster_errors import NearlyEqual, neares
 from fdgsec.attacks.set_reconstruction.list_equations import ListEquations, MemberPosterior, best_prior
 from fdgsec.attacks.set_reconstruction.partition_refinement import PartitionRefinement
 from fdgsec.attacks.set_reconstruction.release_equations import ReleaseReader, reader_of
-from fdgsec.attacks.set_reconstruction.unequal_weights import listed_weights, ranked_weights, solved_unequal
+from fdgsec.attacks.set_reconstruction.unequal_weights import listed_weights, ranked_weights
+from fdgsec.attacks.set_reconstruction.weighted_spreads import WeightedSpreads
 from fdgsec.attacks.statistics.domain_populations import images_of
 from fdgsec.attacks.statistics.pooled_questions import domain_of, size_of
+from fdgsec.federation.released_statistics import ChannelMeans
 from fdgsec.metrics.roc import auc
 from fdgsec.runtime.random_streams import child
 from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.attack import Case
 from fdgsec.threats.positive_control_data import upload
 
+Reading = Literal["weights", "means over images", "stds"]
 REHEARSALS = 4
 """Galleries of the adversary's own images on which readings are tried."""
 
@@ -31,14 +36,16 @@ class ClusterReader:
     """Reads the releases of one domain's cases, means over clusters of images.
 
     `weights` reads them with unknown weights; `near` as means over images, None where the adversary cannot run the
-    target's method. `better` keeps which of them ranked the adversary's own images better, by the numbers of images and
-    candidates, and `refines` whether refined lists, though none is verified, do so still more."""
+    target's method; `spreads` with unknown weights and stds, where there are any. `best` keeps which of them ranked the
+    adversary's own images best, by the numbers of images and candidates, and `refines` whether refined lists, though
+    none is verified, do so still more."""
 
     weights: ReleaseReader
     near: NearlyEqual | None
     knowledge: Knowledge
     rng: torch.Generator
-    better: dict[tuple[int, int], bool] = field(default_factory=dict)
+    spreads: WeightedSpreads | None = None
+    best: dict[tuple[int, int], Reading] = field(default_factory=dict)
     refines: dict[tuple[int, int], bool] = field(default_factory=dict)
 
     def solved(self, case: Case, seen: Case) -> MemberPosterior:
@@ -58,8 +65,18 @@ class ClusterReader:
 
     def _unrefined(self, case: Case, seen: Case, known: ListEquations) -> MemberPosterior:
         """What ranks the candidates where no list explains the release: means over images, or weights."""
-        if self.near is not None and self._nearer(self.near, case):
-            return self._nearly(self.near, case, seen)
+        if self.near is None:
+            return ranked_weights(known)
+        return self._read(self._best(self.near, case), self.near, case, seen, known)
+
+    def _read(
+        self, reading: Reading, near: NearlyEqual, case: Case, seen: Case, known: ListEquations
+    ) -> MemberPosterior:
+        if reading == "means over images":
+            return self._nearly(near, case, seen)
+        if reading == "stds":
+            assert self.spreads is not None
+            return self.spreads.solved(case, seen, known)
         return ranked_weights(known)
 
     def independent(self, case: Case, rng: torch.Generator) -> Case:
@@ -74,16 +91,21 @@ class ClusterReader:
         known = near.equations(case, seen)
         return known.solved(best_prior(known, child(self.rng, "prior", size_of(case))))
 
-    def _nearer(self, near: NearlyEqual, case: Case) -> bool:
-        """Whether means over images rank better in galleries of the adversary's images like that of `case`."""
+    def _best(self, near: NearlyEqual, case: Case) -> Reading:
+        """The reading that ranks best in galleries of the adversary's images like that of `case`."""
         asked = _asked(case)
-        if asked not in self.better:
-            gain = 0.0
+        if asked not in self.best:
+            areas: dict[Reading, float] = {"weights": 0.0, "means over images": 0.0}
+            if self.spreads is not None:
+                areas["stds"] = 0.0
             for one in self._rehearsals(near, case, child(self.rng, "rehearsals", *asked)):
-                weights = solved_unequal(self.weights.equations(one, one))
-                gain += _area(self._nearly(near, one, one), one) - _area(weights, one)
-            self.better[asked] = gain > 0
-        return self.better[asked]
+                known = self.weights.equations(one, one)
+                exact = listed_weights(known)
+                for reading in areas:
+                    found = exact if exact is not None and reading == "weights" else None
+                    areas[reading] += _area(found or self._read(reading, near, one, one, known), one)
+            self.best[asked] = max(areas, key=areas.__getitem__)  # the first of equal ones
+        return self.best[asked]
 
     def _refines(self, refinement: PartitionRefinement, near: NearlyEqual, case: Case) -> bool:
         """Whether refined lists rank better in galleries of the adversary's images, where they are not verified."""
@@ -137,5 +159,7 @@ def cluster_reader(cases: Sequence[Case], knowledge: Knowledge, rng: torch.Gener
         for statistic in (weighted, nearest_mean(weighted))
     )
     near = NearlyEqual(reader=nearest, knowledge=knowledge, domain=domain_of(cases[0]), rng=child(rng, "near"))
-    runs = knowledge.simulate is not None
-    return ClusterReader(weights=by_weights, near=near if runs else None, knowledge=knowledge, rng=rng)
+    if knowledge.simulate is None:
+        return ClusterReader(weights=by_weights, near=None, knowledge=knowledge, rng=rng)
+    spreads = WeightedSpreads(weights=by_weights, near=near) if isinstance(weighted, ChannelMeans) else None
+    return ClusterReader(weights=by_weights, near=near, knowledge=knowledge, rng=rng, spreads=spreads)
