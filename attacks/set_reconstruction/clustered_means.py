@@ -70,14 +70,15 @@ class ClusterReader:
         return self._read(self._best(self.near, case), self.near, case, seen, known)
 
     def _read(
-        self, reading: Reading, near: NearlyEqual, case: Case, seen: Case, known: ListEquations
+        self, reading: Reading, near: NearlyEqual, case: Case, seen: Case, known: ListEquations, share: float = 1.0
     ) -> MemberPosterior:
+        """What a `share` of the equations ranks by this reading."""
         if reading == "means over images":
-            return self._nearly(near, case, seen)
+            return self._nearly(near, case, seen, share)
         if reading == "stds":
             assert self.spreads is not None
-            return self.spreads.solved(case, seen, known)
-        return ranked_weights(known)
+            return self.spreads.solved(case, seen, known.part(share), share=share)
+        return ranked_weights(known.part(share))
 
     def independent(self, case: Case, rng: torch.Generator) -> Case:
         """The same question about the release of a client of the adversary's own images, no candidates."""
@@ -87,23 +88,25 @@ class ClusterReader:
         (sent,) = released_by(clients, self.knowledge, child(rng, "release"))
         return replace(case, views=(upload(sent, sender=case.victim),))
 
-    def _nearly(self, near: NearlyEqual, case: Case, seen: Case) -> MemberPosterior:
-        known = near.equations(case, seen)
+    def _nearly(self, near: NearlyEqual, case: Case, seen: Case, share: float = 1.0) -> MemberPosterior:
+        known = near.equations(case, seen).part(share)
         return known.solved(best_prior(known, child(self.rng, "prior", size_of(case))))
 
     def _best(self, near: NearlyEqual, case: Case) -> Reading:
-        """The reading that ranks best in galleries of the adversary's images like that of `case`."""
+        """The reading that ranks best in galleries of the adversary's images like that of `case`.
+
+        Where these are smaller, so many fewer equations are read: all of them would solve what the case leaves open."""
         asked = _asked(case)
         if asked not in self.best:
             areas: dict[Reading, float] = {"weights": 0.0, "means over images": 0.0}
             if self.spreads is not None:
                 areas["stds"] = 0.0
             for one in self._rehearsals(near, case, child(self.rng, "rehearsals", *asked)):
-                known = self.weights.equations(one, one)
-                exact = listed_weights(known)
+                known, share = self.weights.equations(one, one), _asked(one)[1] / asked[1]
+                exact = listed_weights(known.part(share))
                 for reading in areas:
                     found = exact if exact is not None and reading == "weights" else None
-                    areas[reading] += _area(found or self._read(reading, near, one, one, known), one)
+                    areas[reading] += _area(found or self._read(reading, near, one, one, known, share), one)
             self.best[asked] = max(areas, key=areas.__getitem__)  # the first of equal ones
         return self.best[asked]
 

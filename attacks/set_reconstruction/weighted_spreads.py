@@ -52,8 +52,9 @@ class WeightedSpreads:
     near: NearlyEqual
     found: dict[int, SpreadError] = field(default_factory=dict)
 
-    def solved(self, case: Case, seen: Case, known: ListEquations) -> MemberPosterior:
-        """The likeliest weights of the candidates of `case` behind the release in `seen`, whose means are `known`.
+    def solved(self, case: Case, seen: Case, known: ListEquations, *, share: float = 1.0) -> MemberPosterior:
+        """The likeliest weights of the candidates of `case` behind the release in `seen`, whose means are `known`, and
+        of whose stds a `share` is read.
 
         Where the images of largest weight explain the means, these are the members."""
         assert case.candidates is not None
@@ -63,7 +64,7 @@ class WeightedSpreads:
         soft = whitened_equations(
             stds, _stds(release) - error.bias, error.covariance.plus(_stds(noise).square().numpy()), images=images
         )
-        weights = images * _likeliest(known, soft, error.square)
+        weights = images * _likeliest(known, soft.part(share), error.square)
         ranked = MemberPosterior(weights=weights, listed=images)
         return refitted_weights(known, weights) or ranked
 
@@ -76,8 +77,9 @@ class WeightedSpreads:
             weights = WeightsBehind(records_of(own, self.weights)).weights(members, means)
             stds = _stds(torch.stack([release_in(one, self.near.reader) for one in sent]))
             off = stds - weights @ _stds(records_of(own, self.near.reader)) / lists.shape[1]
+            around = (off - off.mean(0)) / math.sqrt(1 - lists.shape[1] / len(own))  # they share so many images
             self.found[images] = SpreadError(
-                bias=off.mean(0), covariance=shrunk_covariance(off.numpy()),
+                bias=off.mean(0), covariance=shrunk_covariance(around.numpy()),
                 square=float(weights.gather(1, lists).square().mean()),
             )  # fmt: skip
         return self.found[images]

@@ -14,7 +14,7 @@ from fdgsec.attacks.set_reconstruction.cluster_errors import (
     whitened_equations,
 )
 from fdgsec.attacks.set_reconstruction.clustered_means import ClusterReader, cluster_reader
-from fdgsec.attacks.set_reconstruction.unequal_weights import solved_unequal
+from fdgsec.attacks.set_reconstruction.unequal_weights import ranked_weights, solved_unequal
 from fdgsec.data.roles import Roles
 from fdgsec.defenses.style_noise import StyleNoise
 from fdgsec.experiments.simulated_runs.challenger import Challenger
@@ -31,6 +31,8 @@ from tests.support.three_domains import challenger_of, knowledge_of, members_of,
 
 QUESTION = Question(kind="resampled_clients", count=6, records=20, gallery=40)
 NOISE = StyleNoise(p=0.1, scale=0.3)
+FEW = 0.1
+"""Of 256 means: about as many as there are members, and fewer than candidates."""
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +75,25 @@ def test_without_noise_lists_are_solved_for_and_nothing_is_rehearsed(roles: Role
     for case, truth in pairs:
         assert torch.equal(reader.solved(case, case).believed(), members_of(truth))
     assert not reader.best
+
+
+@pytest.mark.parametrize("defenses", [(), (NOISE,)], ids=["without noise", "behind noise"])
+@pytest.mark.medium
+def test_stds_of_the_same_weights_rank_better_than_means_that_leave_them_open(
+    roles: Roles, defenses: tuple[StyleNoise, ...]
+):
+    challenger, knowledge = set_up(roles, *defenses)
+    reader, pairs = read(challenger, knowledge)
+    assert reader.spreads is not None
+
+    ranked = []
+    for case, truth in pairs:
+        few = reader.weights.equations(case, case).part(FEW)
+        both = reader.spreads.solved(case, case, few, share=FEW)
+        ranked.append([area(found.scores(), truth) for found in (ranked_weights(few), both)])
+
+    means, stds = np.mean(ranked, axis=0)
+    assert stds > means
 
 
 @pytest.mark.nightly
