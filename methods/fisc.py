@@ -52,7 +52,7 @@ from fdgsec.nn.networks.group_norm_linear import drawn_linear
 from fdgsec.nn.styles.channel_statistics import EPS, Moments, concatenated, moments
 from fdgsec.nn.styles.finch import cluster_means, finch
 from fdgsec.nn.styles.image_styles import encoder_named, pictures, resized, scaled, statistics, style_transfer
-from fdgsec.nn.styles.stacked_finch import stacked_cluster_styles, stacked_partition
+from fdgsec.nn.styles.stacked_partitions import stacked_cluster_styles, stacked_partition
 from fdgsec.nn.training.batches import Batch, TrainingSet, augment, to_device
 from fdgsec.nn.training.training_loop import Objective
 from fdgsec.nn.training.training_plan import TrainingPlan

@@ -19,7 +19,7 @@ from torch import Tensor
 from fdgsec.attacks.statistics.tracing import Whitening, fit_whitening
 from fdgsec.federation.artifacts import InterpolationStyle, StyleStatistics
 from fdgsec.nn.styles.finch import cluster_means, finch
-from fdgsec.nn.styles.stacked_finch import stacked_cluster_means, stacked_finch
+from fdgsec.nn.styles.stacked_partitions import stacked_cluster_means, stacked_finch
 
 AGREEMENT = 1e-4
 """Maximum distance, in standard deviations between clients, between a style and a rule's result: rounding."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     )
     from fdgsec.nn.styles.finch import cluster_means, first_neighbors
     from fdgsec.nn.styles.image_styles import encoder_named, resized, statistics, style_transfer
-    from fdgsec.nn.styles.stacked_finch import stacked_finch
+    from fdgsec.nn.styles.stacked_partitions import stacked_finch
 else:
     __getattr__ = lazy_names(__name__, __file__)
 

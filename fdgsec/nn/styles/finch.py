@@ -4,7 +4,7 @@ Sarfraz, Sharma & Stiefelhagen, CVPR 2019, https://arxiv.org/abs/1902.11266: two
 other's first neighbor or both have the same one (eq. 1), the connected components are the first partition, and the
 means of its clusters are linked in the same way until one cluster is left (Algorithm 1). FISC and FPL use it.
 
-`finch` clusters one set exactly; many small sets at once are clustered by fdgsec.nn.styles.stacked_finch."""
+`finch` clusters one set exactly; many small sets at once are clustered by fdgsec.nn.styles.stacked_partitions."""
 
 import math
 from collections.abc import Iterator

@@ -9,7 +9,7 @@ from torch import Tensor
 from fdgsec.attacks.interpolation_leakage.cohort_tracing import RULES, Candidates, PublicRule, identify_rule, influence
 from fdgsec.metrics.roc import auc
 from fdgsec.nn.styles.finch import finch
-from fdgsec.nn.styles.stacked_finch import stacked_finch
+from fdgsec.nn.styles.stacked_partitions import stacked_finch
 from fdgsec.runtime.random_streams import stream
 
 LAST = PublicRule(partition="last")

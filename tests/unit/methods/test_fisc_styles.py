@@ -19,7 +19,7 @@ from fdgsec.nn.styles.channel_statistics import moments
 from fdgsec.nn.styles.finch import finch
 from fdgsec.nn.styles.image_styles import encoder_named, resized
 from fdgsec.nn.styles.image_styles import statistics as image_statistics
-from fdgsec.nn.styles.stacked_finch import stacked_cluster_styles
+from fdgsec.nn.styles.stacked_partitions import stacked_cluster_styles
 from fdgsec.nn.training.batches import epoch_of_batches
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
