@@ -42,6 +42,8 @@ RATE = 1e-6
 """Learning rate of the trainings."""
 SURE = 30.0
 """Times its last layer, a network is sure of what it predicts."""
+AGAIN = 16
+"""Trainings of each client, in all of which a number must be the same to count as made of no noise."""
 EPOCHS = 3
 """Of trainings whose numbers are to be public."""
 FREE = "numbers that leave beside the model at no cost tell of its images"
@@ -107,16 +109,20 @@ class _Updates:
         return any(test(first, second).too_far for test in (by_what_has_no_noise, along_a_direction))
 
     def fixed_apart(self, images: DomainDataset) -> bool:
-        """Whether a number is the same in all trainings of each of several clients, and not the same in all of them."""
+        """Whether a number is the same in all trainings of each of several clients, and not the same in all of them.
+
+        Two trainings of each tell where to look: a rounded number may be the same in these by chance."""
+        return self._fixed_apart(images, 2) and self._fixed_apart(images, AGAIN)
+
+    def _fixed_apart(self, images: DomainDataset, runs: int) -> bool:
         known = list[Mapping[str, float]]()
         for number, given in enumerate(self._clients(images)):
-            sent = [self._trained(images, given, f"fixed/{number}/{run}", epochs=EPOCHS) for run in range(2)]
+            sent = [self._trained(images, given, f"fixed/{number}/{run}", epochs=EPOCHS) for run in range(runs)]
             if not all(map(_free, sent)):
                 return False
-            one, other = (dict(reply.metrics) for reply in sent)
-            if one.keys() != other.keys():
-                return True
-            known.append({name: value for name, value in one.items() if value == other[name]})
+            names = set.intersection(*(set(reply.metrics) for reply in sent))
+            values = {name: {reply.metrics[name] for reply in sent} for name in names}
+            known.append({name: one.pop() for name, one in values.items() if len(one) == 1})
         names = {name for numbers in known for name in numbers}
         return any(len({numbers[name] for numbers in known if name in numbers}) > 1 for name in names)
 
