@@ -124,13 +124,13 @@ def joint_step(
     if bound <= 0 or expected <= 0 or noise < 0:
         raise ValueError(f"bound and expected must be above 0, noise at least 0; got {bound}, {expected} and {noise}.")
     parameters = [trained(optimizer) for optimizer in optimizers]
-    sums = [[torch.zeros_like(each) for each in group] for group in parameters]
+    sums = [torch.cat([torch.zeros_like(each).flatten() for each in group]) for group in parameters]
     for gradients in records:
         for total, own in zip(sums, gradients, strict=True):
-            clipped = clipped_sum([part.unsqueeze(0) for part in own], bound / math.sqrt(len(optimizers)))
-            for whole, part in zip(total, clipped, strict=True):
-                whole += part
+            whole = torch.cat([part.flatten() for part in own])
+            total += clipped_sum([whole.unsqueeze(0)], bound / math.sqrt(len(optimizers)))[0]
     for optimizer, group, total in zip(optimizers, parameters, sums, strict=True):
-        for parameter, value in zip(group, total, strict=True):
-            parameter.grad = noisy(value, noise, secret) / expected
+        parts = total.split([parameter.numel() for parameter in group])
+        for parameter, value in zip(group, parts, strict=True):
+            parameter.grad = noisy(value.view_as(parameter), noise, secret) / expected
         optimizer.step()

@@ -7,7 +7,7 @@ several networks jointly (fdgsec.federation.dp_sgd_joint) is audited with as man
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch
@@ -41,6 +41,8 @@ IN_ONE_KIND = range(5, 5 + KINDS)
 COSTLY = IN_ONE_KIND.stop
 """The label of canaries like FAINT ones, of a loss that is large and stays so."""
 LARGE_LOSS = 1e3
+KEPT = 64
+"""Records whose gradients are kept: of 64, and of networks of a few thousand pixels, they take little memory."""
 PARTS = (
     (1.0,) * KINDS, (-2.0,) * KINDS, (1e-12,) * KINDS,
     tuple(OVERFLOWING if kind == KERNEL else 1.0 for kind in range(KINDS)), (math.nan,) * KINDS,
@@ -114,7 +116,7 @@ def moves(
     if isinstance(method, StepsJointly) and isinstance(trainer, PrivateTrainer):
         joint_training(
             trainer, models, [optimizer_of(model.parameters(), plan) for model in models], data,
-            lambda one: _gradients(objectives, one, models), plan, device=torch.device("cpu"),
+            _ConstantGradients(objectives=objectives, models=models), plan, device=torch.device("cpu"),
             layout=torch.contiguous_format, round=clock.round, rounds=clock.rounds,
             after=lambda: weights.append(_weights(models)),
         )  # fmt: skip
@@ -150,11 +152,28 @@ def _signed_weights(model: Classifier) -> Tensor:
     return torch.stack(rows)
 
 
-def _gradients(objectives: Sequence[OwnWeights], record: Batch, models: Sequence[Classifier]) -> Gradients:
-    return [
-        torch.autograd.grad(objective(record, model).sum(), list(model.parameters()))
-        for objective, model in zip(objectives, models, strict=True)
-    ]
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _ConstantGradients:
+    """The gradients of single records in each of several networks; those of the first KEPT records are kept.
+
+    They do not depend on weights, and a training asks for those of a record in each of many steps."""
+
+    objectives: Sequence[OwnWeights]
+    models: Sequence[Classifier]
+    kept: dict[tuple[bytes, int], Gradients] = field(default_factory=dict)
+
+    def __call__(self, record: Batch) -> Gradients:
+        """The gradients of a batch of one record, network after network."""
+        key = record.images.cpu().numpy().tobytes(), int(record.labels)
+        if key in self.kept:
+            return self.kept[key]
+        found = [
+            torch.autograd.grad(objective(record, model).sum(), list(model.parameters()))
+            for objective, model in zip(self.objectives, self.models, strict=True)
+        ]
+        if len(self.kept) < KEPT:
+            self.kept[key] = found
+        return found
 
 
 def lit_pixels(count: int, side: int) -> DomainDataset:
