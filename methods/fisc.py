@@ -26,6 +26,7 @@ up to 3 into one cluster, and the median of one mean is that mean; a single clie
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -40,19 +41,19 @@ from fdgsec.federation.method import (
     Clock,
     GlobalModel,
     Inbox,
+    InboxesOf,
     ServerNeeds,
-    Sharing,
     State,
 )
 from fdgsec.federation.release_declarations import Release
 from fdgsec.federation.released_statistics import ChannelMeans, MeanStyles, PooledStyles
 from fdgsec.methods.fedavg import FedAvg
+from fdgsec.methods.fisc_lists import shared_lists
 from fdgsec.nn.networks.classifiers import Classifier, Normalization
 from fdgsec.nn.networks.group_norm_linear import drawn_linear
 from fdgsec.nn.styles.channel_statistics import EPS, Moments, concatenated, moments
 from fdgsec.nn.styles.finch import cluster_means, finch
 from fdgsec.nn.styles.image_styles import encoder_named, pictures, resized, scaled, statistics, style_transfer
-from fdgsec.nn.styles.stacked_partitions import stacked_cluster_styles, stacked_partition
 from fdgsec.nn.training.batches import Batch, TrainingSet, augment, to_device
 from fdgsec.nn.training.training_loop import Objective
 from fdgsec.nn.training.training_plan import TrainingPlan
@@ -67,7 +68,6 @@ Triplet = Literal["hinge", "printed"]
 MEDIANS: Mapping[Partition, Median] = {"last": "mean_of_middle", "first": "lower"}
 """The median that goes with each partition: the paper's pair, and the authors' code's."""
 AT_ONCE = 32  # images encoded or transferred together
-IN_LISTS = 4096  # images in lists whose styles are averaged together
 
 
 def partition_of(rows: Tensor, which: Partition) -> Tensor:
@@ -313,25 +313,14 @@ class FISC(FedAvg):
         sizes = torch.bincount(labels)[labels]
         return {"style": StyleStatistics(mean=mean.float(), std=std.float())}, {**state, CLUSTER_SIZES: sizes}
 
-    def sharing(self, data: DomainDataset) -> Sharing | None:
+    def sharing(self, data: DomainDataset) -> InboxesOf | None:
         """What clients with parts of these images share, many at a time, where each is encoded by itself."""
         if self.style_input != "images" or self.compared != "style" or not self.local_clustering:
             return None
         images, compared = self.encode_images(data, torch.Generator())
-        products = compared @ compared.T
-
-        def shared(lists: Tensor) -> list[Inbox]:
-            found = list[Inbox]()
-            for rows in lists.split(max(1, IN_LISTS // lists.shape[1])):
-                each = products[rows.unsqueeze(2), rows.unsqueeze(1)]
-                labels = stacked_partition(each, last=self.client_partition == "last")
-                pooled, there = stacked_cluster_styles(images, rows, labels)
-                for start, own in zip(range(0, len(pooled), there.shape[1]), there, strict=True):
-                    mean, std = averaged(pooled.rows(own.nonzero().flatten() + start), sigma=self.sigma, eps=self.eps)
-                    found.append({"style": StyleStatistics(mean=mean.float(), std=std.float())})
-            return found
-
-        return shared
+        products, last = compared @ compared.T, self.client_partition == "last"
+        style = partial(averaged, sigma=self.sigma, eps=self.eps)
+        return lambda lists: shared_lists(images, products, lists, style, last=last)
 
     @torch.no_grad()
     def encode_images(self, data: DomainDataset, rng: torch.Generator) -> tuple[Moments, Tensor]:

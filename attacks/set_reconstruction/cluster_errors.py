@@ -2,16 +2,18 @@
 
 FISC's style is a mean over clusters of the clusters' means and stds (section 2.2). Behind noise the weights of its
 images cannot be told from one another, and its stds average over no t. Both are close to those of a mean over images.
-How far off such a style is, the adversary learns from clients of its own images: it runs the public method, and takes
-the difference as Gaussian. Whitened by the covariance of that error and of the noise, the equations are those of equal
-weights."""
+How far off such a style is, the adversary learns from lists of the candidates, as many as the client has images: it
+runs the public method on them, and takes the difference as Gaussian. Whitened by the covariance of that error and of
+the noise, the equations are those of equal weights."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from scipy.linalg import solve_triangular
 from sklearn.covariance import ledoit_wolf_shrinkage
 from torch import Tensor
 
@@ -25,13 +27,18 @@ from fdgsec.federation.artifacts import Artifact
 from fdgsec.federation.released_statistics import ChannelMeans, MeanStyles, ReleasedStatistic
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child
-from fdgsec.threats.adversary import Knowledge
+from fdgsec.threats.adversary import Knowledge, ListSharing
 from fdgsec.threats.attack import Case
 
-CLIENTS = 200
-"""Clients of the adversary's own images, of whose styles the error is learned."""
+CLIENTS, MOST_CLIENTS = 200, 3000
+"""Lists of candidates, of whose styles the error is learned; the latter where there is no noise and the method computes
+the styles of many lists at once."""
+KEPT = 2
+"""Galleries whose lists are kept."""
+MOST_CLUSTERED = 750_000
+"""Images in these lists, if they are more than CLIENTS: 1,500 lists of 500."""
 LARGEST_SHARE = 2 / 3
-"""Of the adversary's images of a domain that one such client holds; all of them would be one client."""
+"""Of the adversary's own images of a domain that a client in the negative control holds at most."""
 
 
 LEAST_SPREAD = 1e-9
@@ -68,8 +75,13 @@ class ErrorCovariance:
     def whitened(self, vectors: Array) -> Array:
         """Vectors (n, D) in coordinates in which the errors are white; all of `own` must be above 0.
 
-        In units of `own`, the covariance is I + W^T W, with W = U S V^T. Its inverse root shrinks what lies along V."""
+        In units of `own`, the covariance is I + W^T W, with W = U S V^T. Its inverse root shrinks what lies along V.
+        Where there are more errors than numbers, the Cholesky factor of the covariance is used, which is cheaper."""
         unit = np.sqrt(self.own)
+        if len(self.common) > len(unit):
+            factor = np.linalg.cholesky(np.eye(len(unit)) + (self.common / unit).T @ (self.common / unit))
+            found: Array = solve_triangular(factor, (vectors / unit).T, lower=True).T
+            return found
         _, singular, along = np.linalg.svd(self.common / unit, full_matrices=False)
         scaled: Array = vectors / unit
         shrunk: Array = scaled - (scaled @ along.T * (1 - 1 / np.sqrt(1 + singular**2))) @ along
@@ -86,46 +98,97 @@ class NearlyEqual:
     knowledge: Knowledge
     domain: str
     rng: torch.Generator
-    found: dict[int, tuple[Tensor, ErrorCovariance]] = field(default_factory=dict)
-    sent: dict[int, tuple[DomainDataset, Tensor, Sequence[Artifact]]] = field(default_factory=dict)
+    found: dict["Asked", tuple[Tensor, ErrorCovariance]] = field(default_factory=dict)
+    made: dict["Asked", "Simulated"] = field(default_factory=dict)
 
     def equations(self, case: Case, seen: Case) -> ListEquations:
         """The equations of the release in `seen` for the candidates of `case`, whitened so that the error is 1."""
         assert case.candidates is not None
-        bias, covariance = self.error(size_of(case))
+        bias, covariance = self.error(case)
         release, noise = self.reader.release(case, seen)
         return whitened_equations(
             records_of(case.candidates, self.reader), release - bias, covariance.plus(noise.square().numpy()),
             images=size_of(case),
         )  # fmt: skip
 
-    def error(self, images: int) -> tuple[Tensor, ErrorCovariance]:
-        """The mean (D,) and covariance of a release less the mean of t over its images, for so many of them."""
-        if images not in self.found:
-            own, lists, sent = self.simulated(images)
-            records = records_of(own, self.reader)
-            off = torch.stack([release_in(one, self.reader) for one in sent]) - records[lists].mean(1)
-            self.found[images] = off.mean(0), shrunk_covariance(off.numpy())
-        return self.found[images]
+    def error(self, case: Case) -> tuple[Tensor, ErrorCovariance]:
+        """The mean (D,) and covariance of a release less the mean of t over its images, for lists as in `case`."""
+        asked = asked_of(case)
+        if asked not in self.found:
+            made = self.simulated(case)
+            records = records_of(made.gallery, self.reader)
+            off = torch.stack([release_in(one, self.reader) for one in made.sent]) - records[made.lists].mean(1)
+            kept_last(self.found)[asked] = off.mean(0), shrunk_covariance(off.numpy())
+        return self.found[asked]
 
-    def simulated(self, images: int) -> tuple[DomainDataset, Tensor, Sequence[Artifact]]:
-        """The adversary's own images, those of CLIENTS clients of so many, (CLIENTS, n) positions, and what each would
-        release before any defense."""
-        if images not in self.sent:
-            own, lists = self._lists(images, CLIENTS, child(self.rng, "clients", images))
-            self.sent[images] = own, lists, shared_by(own, self.knowledge)(lists, child(self.rng, "styles", images))
-        return self.sent[images]
+    def simulated(self, case: Case) -> "Simulated":
+        """What clients with lists of the candidates, each as long as that of `case`, would release before any defense.
 
-    def clients(self, images: int, count: int, rng: torch.Generator) -> list[DomainDataset]:
-        """Clients of the adversary's own images, of at most LARGEST_SHARE of them each."""
-        own, lists = self._lists(images, count, rng)
-        return [own.subset(rows) for rows in lists]
+        The candidates are a population of which the client is a part: lists of other images have other errors."""
+        asked = asked_of(case)
+        if asked not in self.made:
+            gallery, images = gallery_of(case), size_of(case)
+            rng, share = child(self.rng, "clients", images, len(gallery)), shared_by(gallery, self.knowledge)
+            lists = drawn_lists_of(len(gallery), images, CLIENTS, rng)
+            shared = share(lists, child(rng, "styles"))
+            sent, weights = list(shared.sent), shared.weights
+            more = min(MOST_CLIENTS, MOST_CLUSTERED // images) - CLIENTS
+            if weights is not None and self.knowledge.defended is None and more > 0:
+                further = drawn_lists_of(len(gallery), images, more, child(rng, "more"))
+                found = share(further, child(rng, "more styles"))
+                assert found.weights is not None
+                lists, weights = torch.cat([lists, further]), torch.cat([weights, found.weights])
+                sent += found.sent
+            kept_last(self.made)[asked] = Simulated(gallery=gallery, lists=lists, sent=sent, weights=weights)
+        return self.made[asked]
 
-    def _lists(self, images: int, count: int, rng: torch.Generator) -> tuple[DomainDataset, Tensor]:
-        """The adversary's own images, and those of each client, (count, n) positions."""
+    def client(self, images: int, rng: torch.Generator) -> DomainDataset:
+        """A client of the adversary's own images, of at most LARGEST_SHARE of them."""
         own = images_of(self.knowledge, self.domain)
         held = min(images, max(2, int(LARGEST_SHARE * len(own))))
-        return own, torch.stack([torch.randperm(len(own), generator=rng)[:held] for _ in range(count)])
+        return own.subset(torch.randperm(len(own), generator=rng)[:held])
+
+
+Kept = TypeVar("Kept")
+Asked = tuple[int, tuple[str, ...]]
+"""The number of images, and the candidates."""
+
+
+def kept_last(known: dict[Asked, Kept]) -> dict[Asked, Kept]:
+    """The same dictionary without all but the last KEPT - 1 entries: where every client has a gallery of its own, what
+    is known of those before is not asked for again."""
+    for asked in list(known)[: len(known) - KEPT + 1]:
+        del known[asked]
+    return known
+
+
+def asked_of(case: Case) -> Asked:
+    """What distinguishes the lists of one case from those of another."""
+    assert case.candidates is not None
+    return size_of(case), tuple(sorted(case.candidates.ids))
+
+
+def gallery_of(case: Case) -> DomainDataset:
+    """The candidates of a case, in an order that is the same for all cases with the same ones."""
+    assert case.candidates is not None
+    ids = case.candidates.ids
+    return case.candidates.subset(torch.tensor(sorted(range(len(ids)), key=ids.__getitem__)))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Simulated:
+    """Lists of a gallery's images (L, n), positions, what clients that hold them would release, and the weights (L, n),
+    of sum 1, with which their images count; None where these are not known."""
+
+    gallery: DomainDataset
+    lists: Tensor
+    sent: Sequence[Artifact]
+    weights: Tensor | None
+
+
+def drawn_lists_of(candidates: int, images: int, count: int, rng: torch.Generator) -> Tensor:
+    """So many lists of `images` of the candidates each, (count, images) positions."""
+    return torch.stack([torch.randperm(candidates, generator=rng)[:images] for _ in range(count)])
 
 
 def records_of(images: DomainDataset, reader: ReleaseReader) -> Tensor:
@@ -165,14 +228,13 @@ def shrunk_covariance(errors: Array) -> ErrorCovariance:
     return ErrorCovariance(own=own, common=np.sqrt((1 - share) / len(errors)) * scaled * spread)
 
 
-def shared_by(images: DomainDataset, knowledge: Knowledge) -> Callable[[Tensor, torch.Generator], Sequence[Artifact]]:
-    """What clients with parts of `images`, (L, N) positions, would release before any defense."""
-    if knowledge.sharing is not None:
-        return knowledge.sharing(images)
-    if knowledge.shared is None:  # there is no defense
-        return lambda lists, rng: released_by([images.subset(rows) for rows in lists], knowledge, rng)
-    shared = knowledge.shared
-    return lambda lists, rng: [shared(images.subset(rows), child(rng, number)) for number, rows in enumerate(lists)]
+def shared_by(images: DomainDataset, knowledge: Knowledge) -> ListSharing:
+    """What clients with parts of `images`, (L, N) positions, would release before any defense.
+
+    Raises UsageError where the adversary cannot run the target's method."""
+    if knowledge.sharing is None:
+        raise UsageError("the errors of means over clusters are simulated; the adversary cannot run the target.")
+    return knowledge.sharing(images)
 
 
 def released_by(clients: Sequence[DomainDataset], knowledge: Knowledge, rng: torch.Generator) -> list[Artifact]:

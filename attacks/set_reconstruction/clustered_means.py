@@ -1,23 +1,29 @@
 """Reads means over clusters: as means with unknown weights, with stds of the same weights or without, or as means over
 images up to a simulated error.
 
-Which of them ranks best depends on the noise and on how many images there are; the adversary tries all on galleries of
-its own images. There it tries, too, whether lists that it refines with the method itself rank better
-still. A refined list that explains what was received is believed in any case."""
+Which of them ranks best depends on the noise and on how many images there are; the adversary tries all on lists of the
+candidates that it draws itself, and sends as the client would. There it tries, too, whether lists that it refines with
+the method itself rank better still. A refined list that explains what was received is believed in any case."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
+from torch import Tensor
 
-from fdgsec.attacks.set_reconstruction.cluster_errors import NearlyEqual, nearest_mean, released_by
+from fdgsec.attacks.set_reconstruction.cluster_errors import (
+    NearlyEqual,
+    drawn_lists_of,
+    gallery_of,
+    nearest_mean,
+    released_by,
+)
 from fdgsec.attacks.set_reconstruction.list_equations import ListEquations, MemberPosterior, best_prior
 from fdgsec.attacks.set_reconstruction.partition_refinement import PartitionRefinement
 from fdgsec.attacks.set_reconstruction.release_equations import ReleaseReader, reader_of
 from fdgsec.attacks.set_reconstruction.unequal_weights import listed_weights, ranked_weights
 from fdgsec.attacks.set_reconstruction.weighted_spreads import WeightedSpreads
-from fdgsec.attacks.statistics.domain_populations import images_of
 from fdgsec.attacks.statistics.pooled_questions import domain_of, size_of
 from fdgsec.federation.released_statistics import ChannelMeans
 from fdgsec.metrics.roc import auc
@@ -28,7 +34,7 @@ from fdgsec.threats.positive_control_data import upload
 
 Reading = Literal["weights", "means over images", "stds"]
 REHEARSALS = 4
-"""Galleries of the adversary's own images on which readings are tried."""
+"""Lists of candidates on which readings are tried."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -37,8 +43,8 @@ class ClusterReader:
 
     `weights` reads them with unknown weights; `near` as means over images, None where the adversary cannot run the
     target's method; `spreads` with unknown weights and stds, where there are any. `best` keeps which of them ranked the
-    adversary's own images best, by the numbers of images and candidates, and `refines` whether refined lists, though
-    none is verified, do so still more."""
+    members of lists that the adversary drew best, by the numbers of images and candidates, and `refines` whether
+    refined lists, though none is verified, do so still more."""
 
     weights: ReleaseReader
     near: NearlyEqual | None
@@ -61,7 +67,7 @@ class ClusterReader:
         if not refinement.suits(case, seen):
             return found
         refined = refinement.refined(case, seen, found, child(self.rng, "refined", case.victim, size_of(case)))
-        return refined.posterior if refined.verified or self._refines(refinement, self.near, case) else found
+        return refined.posterior if refined.verified or self._refines(refinement, case) else found
 
     def _unrefined(self, case: Case, seen: Case, known: ListEquations) -> MemberPosterior:
         """What ranks the candidates where no list explains the release: means over images, or weights."""
@@ -70,74 +76,72 @@ class ClusterReader:
         return self._read(self._best(self.near, case), self.near, case, seen, known)
 
     def _read(
-        self, reading: Reading, near: NearlyEqual, case: Case, seen: Case, known: ListEquations, share: float = 1.0
+        self, reading: Reading, near: NearlyEqual, case: Case, seen: Case, known: ListEquations
     ) -> MemberPosterior:
-        """What a `share` of the equations ranks by this reading."""
+        """What this reading ranks."""
         if reading == "means over images":
-            return self._nearly(near, case, seen, share)
+            return self._nearly(near, case, seen)
         if reading == "stds":
             assert self.spreads is not None
-            return self.spreads.solved(case, seen, known.part(share), share=share)
-        return ranked_weights(known.part(share))
+            return self.spreads.solved(case, seen, known)
+        return ranked_weights(known)
 
     def independent(self, case: Case, rng: torch.Generator) -> Case:
         """The same question about the release of a client of the adversary's own images, no candidates."""
         if self.near is None:
             return self.weights.independent(case, rng)
-        clients = self.near.clients(size_of(case), 1, child(rng, "images"))
-        (sent,) = released_by(clients, self.knowledge, child(rng, "release"))
+        client = self.near.client(size_of(case), child(rng, "images"))
+        (sent,) = released_by([client], self.knowledge, child(rng, "release"))
         return replace(case, views=(upload(sent, sender=case.victim),))
 
-    def _nearly(self, near: NearlyEqual, case: Case, seen: Case, share: float = 1.0) -> MemberPosterior:
-        known = near.equations(case, seen).part(share)
+    def _nearly(self, near: NearlyEqual, case: Case, seen: Case) -> MemberPosterior:
+        known = near.equations(case, seen)
         return known.solved(best_prior(known, child(self.rng, "prior", size_of(case))))
 
     def _best(self, near: NearlyEqual, case: Case) -> Reading:
-        """The reading that ranks best in galleries of the adversary's images like that of `case`.
-
-        Where these are smaller, so many fewer equations are read: all of them would solve what the case leaves open."""
+        """The reading that ranks best in lists of the candidates of `case`."""
         asked = _asked(case)
         if asked not in self.best:
             areas: dict[Reading, float] = {"weights": 0.0, "means over images": 0.0}
             if self.spreads is not None:
                 areas["stds"] = 0.0
-            for one in self._rehearsals(near, case, child(self.rng, "rehearsals", *asked)):
-                known, share = self.weights.equations(one, one), _asked(one)[1] / asked[1]
-                exact = listed_weights(known.part(share))
+            for one, listed in self._rehearsals(case, child(self.rng, "rehearsals", *asked)):
+                known = self.weights.equations(one, one)
+                exact = listed_weights(known)
                 for reading in areas:
                     found = exact if exact is not None and reading == "weights" else None
-                    areas[reading] += _area(found or self._read(reading, near, one, one, known, share), one)
+                    areas[reading] += _area(found or self._read(reading, near, one, one, known), listed)
             self.best[asked] = max(areas, key=areas.__getitem__)  # the first of equal ones
         return self.best[asked]
 
-    def _refines(self, refinement: PartitionRefinement, near: NearlyEqual, case: Case) -> bool:
-        """Whether refined lists rank better in galleries of the adversary's images, where they are not verified."""
+    def _refines(self, refinement: PartitionRefinement, case: Case) -> bool:
+        """Whether refined lists rank better among the candidates of `case`, where they are not verified."""
         asked = _asked(case)
         if asked not in self.refines:
             gain, rng = 0.0, child(self.rng, "refined", *asked)
-            for number, one in enumerate(self._rehearsals(near, case, rng)):
+            for number, (one, listed) in enumerate(self._rehearsals(case, rng)):
                 found = self._unrefined(one, one, self.weights.equations(one, one))
                 refined = refinement.refined(one, one, found, child(rng, number))
                 if not refined.verified:
-                    gain += _area(refined.posterior, one) - _area(found, one)
+                    gain += _area(refined.posterior, listed) - _area(found, listed)
             self.refines[asked] = gain > 0
         return self.refines[asked]
 
-    def _rehearsals(self, near: NearlyEqual, case: Case, rng: torch.Generator) -> Sequence[Case]:
-        """REHEARSALS cases like `case` of the adversary's own images, whose members are the first ones of the gallery.
+    def _rehearsals(self, case: Case, rng: torch.Generator) -> Sequence[tuple[Case, Tensor]]:
+        """REHEARSALS cases like `case`, of lists of its candidates that the adversary draws; with their members (G,).
 
-        None where it has too few."""
-        own, (members, candidates) = images_of(self.knowledge, near.domain), _asked(case)
-        gallery = min(len(own), candidates)
-        listed = round(gallery * members / candidates)
-        if not 2 <= listed < gallery:
+        Empty where all candidates are members."""
+        gallery, images = gallery_of(case), size_of(case)
+        if images >= len(gallery):
             return []
-        drawn = [own.subset(torch.randperm(len(own), generator=rng)[:gallery]) for _ in range(REHEARSALS)]
-        held = [images.subset(torch.arange(listed)) for images in drawn]
-        sent = released_by(held, self.knowledge, child(rng, "releases"))
+        lists = drawn_lists_of(len(gallery), images, REHEARSALS, rng)
+        sent = released_by([gallery.subset(rows) for rows in lists], self.knowledge, child(rng, "releases"))
         return [
-            replace(case, records=listed, candidates=images, views=(upload(one, sender=case.victim),))
-            for images, one in zip(drawn, sent, strict=True)
+            (
+                replace(case, candidates=gallery, views=(upload(one, sender=case.victim),)),
+                torch.zeros(len(gallery), dtype=torch.bool).index_fill(0, rows, value=True),
+            )
+            for rows, one in zip(lists, sent, strict=True)
         ]
 
 
@@ -147,10 +151,9 @@ def _asked(case: Case) -> tuple[int, int]:
     return size_of(case), len(case.candidates)
 
 
-def _area(found: MemberPosterior, rehearsed: Case) -> float:
-    """The AUC of what was found of a rehearsal."""
-    listed = size_of(rehearsed)
-    return auc(found.scores()[:listed], found.scores()[listed:])
+def _area(found: MemberPosterior, members: Tensor) -> float:
+    """The AUC of what was found, with these members (G,)."""
+    return auc(found.scores()[members], found.scores()[~members])
 
 
 def cluster_reader(cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> ClusterReader:
@@ -162,7 +165,7 @@ def cluster_reader(cases: Sequence[Case], knowledge: Knowledge, rng: torch.Gener
         for statistic in (weighted, nearest_mean(weighted))
     )
     near = NearlyEqual(reader=nearest, knowledge=knowledge, domain=domain_of(cases[0]), rng=child(rng, "near"))
-    if knowledge.simulate is None:
+    if knowledge.simulate is None or knowledge.sharing is None:
         return ClusterReader(weights=by_weights, near=None, knowledge=knowledge, rng=rng)
     spreads = WeightedSpreads(weights=by_weights, near=near) if isinstance(weighted, ChannelMeans) else None
     return ClusterReader(weights=by_weights, near=near, knowledge=knowledge, rng=rng, spreads=spreads)

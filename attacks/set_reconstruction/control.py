@@ -52,7 +52,7 @@ def planted_lists(knowledge: Knowledge, rng: torch.Generator) -> PositiveControl
         knowledge, statistics=statistics, domain_names=("planted",),
         auxiliary=None if unknown or knowledge.vectors_alone else images.subset(torch.arange(AUXILIARY)),
         defended=None if groups or unknown else knowledge.defended,
-        shared=None if groups or unknown else knowledge.shared,
+        shared=None if groups or unknown else knowledge.shared, sharing=None,
     )  # fmt: skip
     return PositiveControl(
         cases=cases, truths=truths, knowledge=planted, measurement="auc", at_least=0.99,

@@ -50,20 +50,37 @@ LEAST_PRECISION = 1e-9
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Marginals:
-    """For each of G unknowns the probability of every level, (G, L); `levels` are (L,), the first of them 0."""
+    """For each of G unknowns the probability of every level, (G, L); `levels` are (L,), the first of them 0.
+
+    Where levels have a spread, `near` (G, L) are the means of the unknown if it is near each of them, and `variances`
+    those about these."""
 
     levels: Array
     probabilities: Array
+    near: Array | None = None
+    variances: Array | None = None
 
     @property
     def means(self) -> Array:
         """The expected values (G,)."""
-        found: Array = self.probabilities @ self.levels
-        return found
+        if self.near is None:
+            found: Array = self.probabilities @ self.levels
+            return found
+        near: Array = (self.probabilities * self.near).sum(1)
+        return near
+
+    @property
+    def spread(self) -> Array:
+        """The variances (G,)."""
+        if self.near is None or self.variances is None:
+            found: Array = self.probabilities @ self.levels**2 - self.means**2
+            return found
+        squares: Array = (self.probabilities * (self.near**2 + self.variances)).sum(1)
+        return squares - self.means**2
 
     @property
     def likeliest(self) -> Array:
-        """The likeliest values (G,)."""
+        """The likeliest levels (G,)."""
         found: Array = self.levels[self.probabilities.argmax(1)]
         return found
 
@@ -111,6 +128,39 @@ def propagated(
     return found if left <= RUN_AWAY * least else best
 
 
+def propagated_near(
+    matrix: Array,
+    target: Array,
+    *,
+    levels: Array,
+    spreads: Array,
+    shares: Array,
+    start: Array,
+    damping: float = LARGEST_DAMPING,
+) -> Marginals | None:
+    """The marginals of w (G,), normally distributed about `levels` (L,) with standard deviations `spreads` above 0.
+
+    Each level has the prior `shares`, and Gaussian factors begin at means `start` (G,): of several fixed points, steps
+    end in one that is near. Variances are not annealed: sums of next to no error would lose what only they tell.
+    There are STEPS at most, whatever the damping. Where rounding leaves no factor, or a mean that is no number, the
+    marginals are those of the step before; None where there was none."""
+    sums = _Sums(matrix=matrix, target=target)
+    mean = float(shares @ levels)
+    spread = float(np.sqrt(shares @ (levels**2 + spreads**2) - mean**2))
+    sites = _Sites(precision=np.full(matrix.shape[1], spread**-2), linear=start * spread**-2, spread=spread)
+    found: Marginals | None = None
+    for _ in range(STEPS):
+        posterior = sums.posterior(sites, 1.0)
+        if posterior is None or not np.isfinite(posterior[0]).all():
+            break
+        before, cavity = found, sites.cavity(*posterior)
+        found = _near(cavity, levels, spreads, shares)
+        sites = sites.moved(cavity, found, damping)
+        if before is not None and np.abs(found.means - before.means).max() < SETTLED * spread:
+            break
+    return found
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Cavity:
     """The Gaussian of each unknown (G,) without its own factor, in natural parameters; `known` where there is one."""
@@ -140,7 +190,7 @@ class _Sites:
     def moved(self, cavity: _Cavity, found: Marginals, damping: float) -> "_Sites":
         """The factors, moved by `damping` toward those with which the mean and variance are those of `found`."""
         means = found.means
-        variance = (found.probabilities @ found.levels**2 - means**2).clip(LEAST_VARIANCE * self.spread**2)
+        variance = found.spread.clip(LEAST_VARIANCE * self.spread**2)
         moves = cavity.known & (1 / variance > cavity.precision)
         precision, linear = 1 / variance - cavity.precision, means / variance - cavity.linear
         return replace(
@@ -155,6 +205,19 @@ def _tilted(cavity: _Cavity, levels: Array, logs: Array) -> Marginals:
     weight = logs + cavity.linear[:, None] * levels - 0.5 * cavity.precision[:, None] * levels**2
     likely = np.exp(weight - weight.max(1, keepdims=True))
     return Marginals(levels=levels, probabilities=likely / likely.sum(1, keepdims=True))
+
+
+def _near(cavity: _Cavity, levels: Array, spreads: Array, shares: Array) -> Marginals:
+    """The probabilities of levels that an unknown is near, by spreads (L,) above 0 and with the prior `shares` (L,)."""
+    variance = 1 / cavity.precision[:, None]
+    center, own = cavity.linear[:, None] * variance, spreads**2
+    weight = np.log(shares) - 0.5 * np.log(own + variance) - 0.5 * (center - levels) ** 2 / (own + variance)
+    likely = np.exp(weight - weight.max(1, keepdims=True))
+    within = 1 / (1 / own + cavity.precision[:, None])
+    return Marginals(
+        levels=levels, probabilities=likely / likely.sum(1, keepdims=True),
+        near=within * (levels / own + cavity.linear[:, None]), variances=within,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -63,15 +63,6 @@ class ListEquations:
             return self
         return replace(self, population=lambda: other._others)
 
-    def part(self, share: float) -> "ListEquations":
-        """This share of the equations, at least one."""
-        rows = len(self.release)
-        kept = np.linspace(0, rows - 1, max(1, round(share * rows))).astype(np.intp)
-        return replace(
-            self, candidates=self.candidates[:, kept], release=self.release[kept], noise=self.noise[kept],
-            spread=self.spread[kept],
-        )  # fmt: skip
-
     @computed_once
     def _others(self) -> ImageDistribution:
         """What members are like that are no candidates."""

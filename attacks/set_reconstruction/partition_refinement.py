@@ -9,7 +9,7 @@ equations say what they promise. A list can be verified: where it is right, its 
 the noise."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,9 +27,8 @@ from fdgsec.attacks.set_reconstruction.cluster_errors import (
 from fdgsec.attacks.set_reconstruction.list_equations import ListEquations, MemberPosterior
 from fdgsec.attacks.set_reconstruction.release_equations import ReleaseReader
 from fdgsec.attacks.statistics.pooled_questions import size_of
-from fdgsec.federation.artifacts import Artifact
 from fdgsec.runtime.random_streams import child
-from fdgsec.threats.adversary import Knowledge
+from fdgsec.threats.adversary import Knowledge, ListSharing
 from fdgsec.threats.attack import Case
 
 DRAWN = 24
@@ -150,7 +149,7 @@ class _Lists:
     `behind` knows what it is a mean of with unknown weights. `clustered` counts the images that the method was run on.
     """
 
-    shared: Callable[[Tensor, torch.Generator], Sequence[Artifact]]
+    shared: ListSharing
     refinement: PartitionRefinement
     images: int
     rng: torch.Generator
@@ -213,7 +212,7 @@ class _Lists:
         """What the method sends of each of these lists (L, G), before any defense."""
         rng = child(self.rng, "styles", self.clustered)
         self.clustered += self.images * len(lists)
-        sent = self.shared(lists.nonzero()[:, 1].view(len(lists), -1), rng)
+        sent = self.shared(lists.nonzero()[:, 1].view(len(lists), -1), rng).sent
         styles = torch.stack([release_in(one, self.refinement.nearest) for one in sent])
         weights = self.behind.weights(lists, torch.stack([release_in(one, self.refinement.weighted) for one in sent]))
         residuals = ((self.release - styles) / self.noise).square().mean(1).sqrt()

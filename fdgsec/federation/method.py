@@ -367,7 +367,17 @@ class Engine(Protocol):
         ...
 
 
-Sharing = Callable[[Tensor], Sequence[Inbox]]
+@dataclass(frozen=True, kw_only=True, eq=False)
+class InboxesOfLists:
+    """What clients with lists of N images each would share, and by which `weights` (L, N) their images count in it.
+
+    These are of sum 1; None where a release is no mean with weights, or the weights are not known."""
+
+    inboxes: Sequence[Inbox]
+    weights: Tensor | None = None
+
+
+InboxesOf = Callable[[Tensor], InboxesOfLists]
 """What clients with these lists of images, (L, N) positions, would share."""
 
 
@@ -376,7 +386,7 @@ class SharesLists(Protocol):
     """A method that can say at once what many clients would share who hold parts of the same images, equally many each:
     the same as its own step for each of them, up to rounding."""
 
-    def sharing(self, data: DomainDataset) -> Sharing | None:
+    def sharing(self, data: DomainDataset) -> InboxesOf | None:
         """The step of clients with parts of `data`; None where it is not computed at once."""
         ...
 

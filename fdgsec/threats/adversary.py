@@ -228,7 +228,8 @@ class Statistics(Protocol):
 
 
 class Simulate(Protocol):
-    """The target's public method among clients "client:1", "client:2", ... that hold the adversary's own images."""
+    """The target's public method among clients "client:1", "client:2", ... that hold images that the adversary has: its
+    own, or candidates."""
 
     def __call__(self, data: Sequence[DomainDataset], rng: torch.Generator, *, rounds: int = 0) -> View:
         """Exchange artifacts, or train for `rounds`; give what a server would see.
@@ -238,8 +239,22 @@ class Simulate(Protocol):
 
 
 Shared = Callable[[DomainDataset, torch.Generator], Artifact]
-Sharing = Callable[[DomainDataset], Callable[[Tensor, torch.Generator], Sequence[Artifact]]]
 """Makes the artifact that a client with these images would share by the public method, before any defense."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SharedByLists:
+    """What clients that hold lists of N images each share, before any defense, and by which `weights` (L, N), of sum 1,
+    their images count in it; None where these are not known."""
+
+    sent: Sequence[Artifact]
+    weights: Tensor | None = None
+
+
+ListSharing = Callable[[Tensor, torch.Generator], SharedByLists]
+"""Makes what clients with lists (L, N) of the same images would share."""
+Sharing = Callable[[DomainDataset], ListSharing]
+"""Gives that for clients with parts of these images."""
 Defended = Callable[[Artifact, DomainDataset, torch.Generator], Artifact]
 """Applies the run's defenses to the artifact of a client with these images, and undoes what is publicly invertible."""
 
@@ -248,16 +263,17 @@ Defended = Callable[[Artifact, DomainDataset, torch.Generator], Artifact]
 class Knowledge:
     """What the adversary has beside its view; a field is None unless `knows` names it.
 
-    `network` builds the target's public architecture with a given state, once there is a model. `released_statistic` is
-    the per-image statistic of which the target's releases are means; it is public, as is `weighted_statistic`, of which
-    they are means with unknown weights; None where they are none. `simulate` runs the target's public
-    method among clients "client:1", "client:2", ... that hold the adversary's own images, and gives what a server would
+    `network` builds the target's public architecture with a given state, once there is a model. `released_statistic`
+    is the per-image statistic of which the target's releases are means; it is public, as is `weighted_statistic`, of
+    which they are means with unknown weights; None where they are none. `simulate` runs the target's public method
+    among clients "client:1", "client:2", ... that hold its own images, or candidates, and gives what a server would
     see. `statistics_under` gives the statistics of the layers of a model from which clients' styles come, None where
     these come from no model. `plan` is the public training plan of the target's clients, None where no single plan
-    describes it; `keeps_moments` is whether their optimizers keep state between rounds. `defended` applies the run's
-    defenses, whose options are public, with fresh randomness, and `shared` makes their input, or `sharing` that of many
-    clients with parts of the same images; None where no defense acts on styles. `vectors_alone` says that clients'
-    vectors are given, and nothing else: no images, no method (ReadsVectors)."""
+    describes it; `keeps_moments` is whether their optimizers keep state between rounds. `sharing` makes what many
+    clients with parts of the same images would share, before any defense; None where nothing is shared but the
+    model. `defended` applies the run's defenses, whose options are public, with fresh randomness, and `shared` makes
+    their input; None where no defense acts on styles. `vectors_alone` says that clients' vectors are given, and
+    nothing else: no images, no method (ReadsVectors)."""
 
     statistics: Statistics
     encoder: str

@@ -55,7 +55,7 @@ def knowledge_of(challenger: Challenger) -> Knowledge:
         own=challenger.clients[0].data if "own data" in knows else None,
         weighted_statistic=challenger.method.weighted_statistic, simulate=challenger.simulated,
         defended=challenger.defended if defended else None, shared=challenger.shared if defended else None,
-        sharing=challenger.sharing if defended else None,
+        sharing=challenger.sharing,
     )  # fmt: skip
 
 

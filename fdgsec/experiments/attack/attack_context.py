@@ -112,7 +112,7 @@ def attack_context_of(
         statistics_under=_statistics_under(method, model),
         defended=challenger.defended if defense_stack.defenses and method.shares != "never" else None,
         shared=challenger.shared if defense_stack.defenses and method.shares != "never" else None,
-        sharing=challenger.sharing if defense_stack.defenses and method.shares != "never" else None,
+        sharing=challenger.sharing if method.shares != "never" else None,
         network=None if model is None else lambda state: model.with_state({**model.state.state, **state}).module(),
         plan=method.client_plan,
         keeps_moments=method.keeps_moments,

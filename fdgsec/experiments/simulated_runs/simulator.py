@@ -25,7 +25,7 @@ from fdgsec.nn.styles.image_styles import statistics
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, integer_seed, stream
 from fdgsec.runtime.secret_streams import simulated_key
-from fdgsec.threats.adversary import Adversary, View, averaged
+from fdgsec.threats.adversary import Adversary, ListSharing, SharedByLists, View, averaged
 from fdgsec.threats.attack import Case, Truth
 
 Cases = list[tuple[Case, Truth]]
@@ -152,7 +152,7 @@ class Simulator:
         self._check_known([images])
         return next(iter(self._shared(images, rng).values()))
 
-    def sharing(self, images: DomainDataset) -> Callable[[Tensor, torch.Generator], list[Artifact]]:
+    def sharing(self, images: DomainDataset) -> ListSharing:
         """What `shared` gives for clients that hold parts of `images`, (L, N) positions.
 
         Raises UsageError for images that the adversary does not hold."""
@@ -164,14 +164,15 @@ class Simulator:
 
         checked: list[bool] = []  # a plug-in may replace `share` alone
 
-        def shared(lists: Tensor, rng: torch.Generator) -> list[Artifact]:
+        def shared(lists: Tensor, rng: torch.Generator) -> SharedByLists:
             if at_once is not None and len(lists) and checked != [False]:
-                found = [next(iter(inbox.values())) for inbox in at_once(lists)]
+                found = at_once(lists)
+                sent = [next(iter(inbox.values())) for inbox in found.inboxes]
                 if not checked:
-                    checked.append(_alike(found[0], one(lists[0], child(rng, 0))))
+                    checked.append(_alike(sent[0], one(lists[0], child(rng, 0))))
                 if checked == [True]:
-                    return found
-            return [one(rows, child(rng, number)) for number, rows in enumerate(lists)]
+                    return SharedByLists(sent=sent, weights=found.weights)
+            return SharedByLists(sent=[one(rows, child(rng, number)) for number, rows in enumerate(lists)])
 
         return shared
 

@@ -10,10 +10,13 @@ from sklearn.covariance import ledoit_wolf
 from fdgsec.attacks.set_reconstruction.attack import SetReconstruction
 from fdgsec.attacks.set_reconstruction.cluster_errors import (
     ErrorCovariance,
+    asked_of,
+    drawn_lists_of,
     shrunk_covariance,
     whitened_equations,
 )
 from fdgsec.attacks.set_reconstruction.clustered_means import ClusterReader, cluster_reader
+from fdgsec.attacks.set_reconstruction.list_equations import ListEquations
 from fdgsec.attacks.set_reconstruction.unequal_weights import ranked_weights, solved_unequal
 from fdgsec.data.roles import Roles
 from fdgsec.defenses.style_noise import StyleNoise
@@ -31,7 +34,7 @@ from tests.support.three_domains import challenger_of, knowledge_of, members_of,
 
 QUESTION = Question(kind="resampled_clients", count=6, records=20, gallery=40)
 NOISE = StyleNoise(p=0.1, scale=0.3)
-FEW = 0.1
+FEW = 26
 """Of 256 means: about as many as there are members, and fewer than candidates."""
 
 
@@ -49,6 +52,15 @@ def read(challenger: Challenger, knowledge: Knowledge) -> tuple[ClusterReader, l
     pairs = challenger.cases(QUESTION)
     mine = [pair for pair in pairs if pair[0].domain == pairs[0][0].domain]
     return cluster_reader([case for case, _ in mine], knowledge, stream(0, "attack", "reader")), mine
+
+
+def of_few_means(known: ListEquations) -> ListEquations:
+    """FEW of the equations."""
+    kept = np.linspace(0, len(known.release) - 1, FEW).astype(int)
+    return replace(
+        known, candidates=known.candidates[:, kept], release=known.release[kept], noise=known.noise[kept],
+        spread=known.spread[kept],
+    )  # fmt: skip
 
 
 def area(scores: torch.Tensor, truth: Truth) -> float:
@@ -88,12 +100,33 @@ def test_stds_of_the_same_weights_rank_better_than_means_that_leave_them_open(
 
     ranked = []
     for case, truth in pairs:
-        few = reader.weights.equations(case, case).part(FEW)
-        both = reader.spreads.solved(case, case, few, share=FEW)
+        few = of_few_means(reader.weights.equations(case, case))
+        both = reader.spreads.solved(case, case, few)
         ranked.append([area(found.scores(), truth) for found in (ranked_weights(few), both)])
 
     means, stds = np.mean(ranked, axis=0)
     assert stds > means
+
+
+@pytest.mark.medium
+def test_weights_that_the_method_does_not_tell_are_found_from_means(roles: Roles):
+    """The oracle: FISC's own, 1 / (K n_k)."""
+    challenger, knowledge = set_up(roles)
+    reader, pairs = read(challenger, knowledge)
+    assert reader.near is not None
+    assert reader.spreads is not None
+    case, _ = pairs[0]
+    told = reader.spreads.error(case)
+
+    made = reader.near.made[asked_of(case)]
+    reader.near.made[asked_of(case)] = replace(made, weights=None)
+    reader.spreads.found.clear()
+    found = reader.spreads.error(case)
+
+    assert made.weights is not None
+    torch.testing.assert_close(made.weights.sum(1), torch.ones(len(made.weights), dtype=torch.float64))
+    np.testing.assert_allclose(found.levels, told.levels, rtol=0.01)
+    torch.testing.assert_close(found.bias, told.bias, rtol=0.05, atol=1e-3 * float(told.bias.abs().max()))
 
 
 @pytest.mark.nightly
@@ -112,17 +145,21 @@ def test_releases_of_other_images_rank_nobody(roles: Roles):
 @pytest.mark.parametrize("defended", [False, True])
 @pytest.mark.medium
 def test_the_error_is_that_of_the_methods_own_styles(roles: Roles, defended: bool):
-    """The oracle: FISC's share on the same clients, less the plain mean of its images' means and stds."""
+    """The oracle: FISC's share on other lists of the candidates, less the plain mean of their images' means and
+    stds."""
     challenger, knowledge = set_up(roles, *([NOISE] if defended else []))
     reader, pairs = read(challenger, knowledge)
+    case, _ = pairs[0]
     assert reader.near is not None
+    assert case.candidates is not None
     method, statistic = FISC(), MeanStyles()
 
-    bias, covariance = reader.near.error(20)
+    bias, covariance = reader.near.error(case)
 
     clock = Clock(round=0, rounds=0, participants=("client:1",))
     expected = []
-    for held in reader.near.clients(20, 200, stream(1, "attack", "other clients")):
+    for rows in drawn_lists_of(len(case.candidates), 20, 200, stream(1, "attack", "other lists")):
+        held = case.candidates.subset(rows)
         sent, _ = method.share(
             Client(name="client:1", data=held), model=None, state={}, clock=clock, rng=stream(0, "world", "t")
         )
@@ -130,10 +167,69 @@ def test_the_error_is_that_of_the_methods_own_styles(roles: Roles, defended: boo
         expected.append(statistic.release(sent["style"])[0] - plain)
     other = torch.stack(expected)
     deviation = other.std(0)
-    assert float(((bias - other.mean(0)).abs() / (deviation / 200**0.5)).median()) < 2  # two draws of 200 clients
+    assert float(((bias - other.mean(0)).abs() / (deviation / 200**0.5)).median()) < 2  # two draws of 200 lists
     ratio = np.sqrt(covariance.matrix.diagonal()) / deviation.numpy()
     assert 0.8 < float(np.median(ratio)) < 1.25
-    assert pairs
+
+
+@pytest.mark.parametrize(("defenses", "lists"), [((), 3000), ((NOISE,), 200)], ids=["without noise", "behind noise"])
+@pytest.mark.medium
+def test_more_lists_are_simulated_where_no_noise_hides_what_they_tell(
+    roles: Roles, defenses: tuple[StyleNoise, ...], lists: int
+):
+    reader, pairs = read(*set_up(roles, *defenses))
+    case, _ = pairs[0]
+    assert reader.near is not None
+
+    made = reader.near.simulated(case)
+
+    assert made.lists.shape == (lists, 20)
+    assert len(made.sent) == lists
+    assert made.weights is not None
+    assert all(len(set(rows.tolist())) == 20 for rows in made.lists[::97])
+
+
+def test_what_is_known_of_two_galleries_is_kept(roles: Roles):
+    reader, pairs = read(*set_up(roles, NOISE))
+    assert reader.near is not None
+    for case, _ in pairs[:3]:
+        reader.near.error(case)
+
+    assert list(reader.near.found) == list(reader.near.made) == [asked_of(case) for case, _ in pairs[1:3]]
+
+
+def test_where_all_candidates_are_members_nothing_is_rehearsed(roles: Roles):
+    reader, pairs = read(*set_up(roles, NOISE))
+    case, truth = pairs[0]
+    assert case.candidates is not None
+    whole = replace(case, candidates=case.candidates.subset(members_of(truth).nonzero().flatten()))
+
+    found = reader.solved(whole, whole)
+
+    assert bool(found.believed().all())
+    assert reader.best == {(20, 20): "weights"}
+
+
+def test_lists_of_the_same_candidates_in_another_order_are_simulated_once(roles: Roles):
+    challenger, knowledge = set_up(roles, NOISE)
+    reader, pairs = read(challenger, knowledge)
+    case, _ = pairs[0]
+    assert reader.near is not None
+    assert case.candidates is not None
+    turned = replace(case, candidates=case.candidates.subset(torch.arange(len(case.candidates)).flip(0)))
+
+    assert reader.near.simulated(case) is reader.near.simulated(turned)
+
+
+@pytest.mark.parametrize(("errors", "numbers"), [(4, 9), (40, 9)], ids=["few errors", "many errors"])
+def test_whitened_vectors_have_the_covariance_of_white_noise(errors: int, numbers: int):
+    rng = np.random.default_rng(0)
+    covariance = ErrorCovariance(own=rng.uniform(0.1, 1, numbers), common=rng.normal(size=(errors, numbers)))
+    root = np.asarray(np.linalg.cholesky(covariance.matrix), dtype=np.float64)
+
+    white = covariance.whitened(root.T)
+
+    np.testing.assert_allclose(white.T @ white, np.eye(numbers), atol=1e-10)
 
 
 @pytest.mark.parametrize("common", [2, 5, 9])

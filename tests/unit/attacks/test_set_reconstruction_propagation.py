@@ -9,7 +9,7 @@ import torch
 
 from fdgsec.attacks.set_reconstruction.absent_members import distribution_of
 from fdgsec.attacks.set_reconstruction.box_least_squares import Array
-from fdgsec.attacks.set_reconstruction.expectation_propagation import propagated
+from fdgsec.attacks.set_reconstruction.expectation_propagation import propagated, propagated_near
 from fdgsec.attacks.set_reconstruction.list_equations import ListEquations
 from fdgsec.attacks.set_reconstruction.list_solver import ATTEMPTS, RANKED, list_solver, propagations
 from fdgsec.metrics.roc import auc
@@ -46,6 +46,50 @@ def test_marginals_are_those_of_all_combinations(rows: int, levels: Array):
         assert np.abs(found.probabilities - truth).max() < 0.1
         assert np.abs(found.probabilities - truth).mean() < 0.03
         assert np.allclose(found.means, found.probabilities @ levels)
+
+
+def near_levels(matrix: Array, target: Array, levels: Array, shares: Array, spreads: Array) -> tuple[Array, Array]:
+    """The posterior (G, L) of the level that each unknown is near, and its mean (G,), by a sum over all combinations."""
+    count = matrix.shape[1]
+    choices = np.array(list(product(range(len(levels)), repeat=count)))
+    logs, means = [], []
+    for choice in choices:
+        gain = matrix * spreads[choice] ** 2
+        system, off = np.eye(len(target)) + gain @ matrix.T, target - matrix @ levels[choice]
+        solved = np.linalg.solve(system, off)
+        logs.append(np.log(shares)[choice].sum() - 0.5 * off @ solved - 0.5 * np.linalg.slogdet(system)[1])
+        means.append(levels[choice] + gain.T @ solved)
+    weight = np.exp(np.array(logs) - max(logs))
+    weight /= weight.sum()
+    return np.stack([weight @ (choices == level) for level in range(len(levels))], axis=1), weight @ np.array(means)
+
+
+@pytest.mark.parametrize("rows", [5, 14])
+def test_marginals_about_levels_are_those_of_all_combinations(rows: int):
+    rng = np.random.default_rng(1)
+    levels, spreads, shares = np.array([0.0, 0.7, 1.6]), np.array([0.01, 0.1, 0.3]), np.array([0.5, 0.3, 0.2])
+    for _ in range(4):
+        matrix, near = 0.6 * rng.standard_normal((rows, 7)), rng.choice(3, size=7, p=shares)
+        target = matrix @ rng.normal(levels[near], spreads[near]) + rng.standard_normal(rows)
+
+        found = propagated_near(
+            matrix, target, levels=levels, shares=shares, spreads=spreads, start=np.full(7, shares @ levels)
+        )
+
+        assert found is not None
+        truth, means = near_levels(matrix, target, levels, shares, spreads)
+        assert np.abs(found.probabilities - truth).max() < 0.1
+        assert np.abs(found.probabilities - truth).mean() < 0.03
+        assert np.abs(found.means - means).mean() < 0.05
+
+
+def test_where_rounding_leaves_no_factor_nothing_is_said():
+    levels, spreads, shares = np.array([0.0, 1.0]), np.array([0.01, 0.1]), np.array([0.5, 0.5])
+    matrix = np.full((3, 5), np.inf)
+
+    found = propagated_near(matrix, np.ones(3), levels=levels, shares=shares, spreads=spreads, start=np.full(5, 0.5))
+
+    assert found is None
 
 
 def images_of(*, images: int, noise: float, decay: float = 1.0, seed: int = 0, members: bool = True) -> ListEquations:

@@ -41,7 +41,7 @@ def test_many_lists_share_what_each_shares_alone(roles: Roles, method: Method):
 
     together = challenger.sharing(images)(lists, stream(0, "attack"))
 
-    for rows, found in zip(lists, together, strict=True):
+    for rows, found in zip(lists, together.sent, strict=True):
         alone = challenger.shared(images.subset(rows), stream(0, "attack"))
         torch.testing.assert_close(found.tensors(), alone.tensors(), rtol=1e-6, atol=1e-7)
 

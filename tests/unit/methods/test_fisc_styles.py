@@ -265,10 +265,13 @@ def test_many_clients_with_parts_of_the_same_images_share_at_once_what_each_shar
         lists = torch.stack(
             [torch.randperm(len(data), generator=rng(f"lists {number}"))[:count] for number in range(5)]
         )
-        for rows, inbox in zip(lists, sharing(lists), strict=True):
+        found = sharing(lists)
+        assert found.weights is not None
+        for rows, inbox, weights in zip(lists, found.inboxes, found.weights, strict=True):
             mean, std = shared(method, Client(name="client:0", data=data.subset(rows)))
-            found = inbox["style"].tensors()
-            torch.testing.assert_close(found, {"mean": mean, "std": std}, rtol=1e-6, atol=1e-7)
+            torch.testing.assert_close(inbox["style"].tensors(), {"mean": mean, "std": std}, rtol=1e-6, atol=1e-7)
+            means = image_statistics("mini", data).mean[rows]
+            torch.testing.assert_close((weights @ means).float(), mean, rtol=1e-5, atol=1e-6)
 
 
 def test_clients_whose_styles_depend_on_more_than_their_images_do_not_share_at_once(data: DomainDataset):
