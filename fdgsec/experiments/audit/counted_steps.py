@@ -2,7 +2,8 @@
 
 A cost is of so many steps. How many a training takes follows from its plan: epochs of a client's images in batches, or
 a number that is given. Who counts epochs for steps, or stops where the loss is low, takes others than were paid for, or
-tells of the loss by their number."""
+tells of the loss by their number. A step that happens to take no image counts as well: without noise, it shows that it
+took none."""
 
 from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass, replace
@@ -24,6 +25,8 @@ GIVEN, EPOCHS = 5, 3
 """Steps of a plan that says how many, and its epochs, which then say nothing."""
 IMAGES, BATCH = 12, 4
 """Images of a client, and of a batch, whose epochs are of several steps."""
+FEW, OFTEN = 4, 16
+"""Images of a client, of which a step is expected to take one, and epochs, each of as many steps as images."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,13 +65,32 @@ def miscounted(site: Site, defense_stack: DefenseStack, alike: Sequence[Counted]
         faults.append(f"a training takes {more.steps} steps; its cost is of {more.paid}")
     if len({one.steps for one in alike}) > 1:
         faults.append("the number of a training's steps follows its images")
+    if _follows_samples(site, defense_stack, plan):
+        faults.append("a step of training that takes no image moves nothing, and noise does not hide it")
     fewer = next((one for one in found if one.steps < one.paid), None)
     early = [] if fewer is None else [f"steps after the first {fewer.steps} of {fewer.paid} that a training pays for"]
     return Findings(faults=faults, untested=early)
 
 
+def _follows_samples(site: Site, defense_stack: DefenseStack, plan: TrainingPlan) -> bool:
+    """Whether two trainings, of which a third of the steps take none of FEW images, move nothing in different steps."""
+    sampled = replace(plan, steps=None, epochs=OFTEN, batch_size=1)
+    found = []
+    for name in ("sampled", "sampled again"):
+        steps = _steps(site, defense_stack, name, FEW, sampled)[0]
+        found.append([number for number, step in enumerate(steps) if not bool(step.any())])
+    return found[0] != found[1]
+
+
 def _counted(site: Site, defense_stack: DefenseStack, name: str, images: int, plan: TrainingPlan) -> Counted:
-    """The steps of a training on so many images in one round."""
+    """The steps of a training on so many images in one round, and what it pays for."""
+    return Counted.of(*_steps(site, defense_stack, name, images, plan))
+
+
+def _steps(
+    site: Site, defense_stack: DefenseStack, name: str, images: int, plan: TrainingPlan
+) -> tuple[Sequence[Tensor], Sequence[Use]]:
+    """What the steps of a training on so many images move in one round, and what they cost."""
     given = TrainingSet(
         images=torch.full((images, 3, SIDE, SIDE), 255, dtype=torch.uint8), labels=torch.full((images,), EVERYWHERE)
     )
@@ -80,4 +102,4 @@ def _counted(site: Site, defense_stack: DefenseStack, name: str, images: int, pl
 
     once = replace(site, clocks=site.clocks[:1])
     trainers = trainings(once, named, replace(site.client, validation=None), train)
-    return Counted.of(steps, [use for trainer in trainers for use in trainer.uses])
+    return steps, [use for trainer in trainers for use in trainer.uses]

@@ -36,6 +36,8 @@ LAST, MATRIX, VECTOR, KERNEL, CONVOLUTION_BIAS, WIDE_KERNEL, DEPTHWISE_KERNEL, N
 EVERYWHERE, AGAINST, FAINT, INFINITE, NOT_A_NUMBER = range(5)
 """Labels of canaries: of a gradient in every tensor, of a longer one against it, of one of next to no length, of one
 that is infinite in one weight of each 1x1 kernel, and of one that is no number."""
+TENSORS = 17
+"""Tensors of these networks."""
 IN_ONE_KIND = range(5, 5 + KINDS)
 """Labels of canaries of a gradient in the tensors of one kind alone, in the order of the kinds."""
 COSTLY = IN_ONE_KIND.stop
@@ -99,20 +101,28 @@ def networks_of(method: Method, clock: Clock) -> int:
 
 
 def moves(
-    with_trainer: Client, method: Method, data: TrainingSet, plan: TrainingPlan, *, clock: Clock, sign: float, seed: int
+    with_trainer: Client,
+    method: Method,
+    data: TrainingSet,
+    plan: TrainingPlan,
+    *,
+    clock: Clock,
+    sign: float,
+    seed: int,
+    slope: float = SLOPE,
 ) -> list[Tensor]:
     """Train on canaries with the client's own trainer, and return how each step moves the weights of every pixel.
 
-    Each is (T, inputs) for the T tensors of a network, and counts toward `sign`: a record moves its pixel's column by
-    at most its bound, and every number has noise of the stated size. Moves of n jointly stepped networks are summed
-    and divided by sqrt(n): each is clipped to bound / sqrt(n) and has the noise of the whole bound. Half of the tensors
-    count the other way in the loss, and so does every second network, so that noise reused in two of them cancels in
-    their sum. What moves after the last step counts as another one. Raises UsageError for a trainer that tells of no
-    step."""
+    Each is (T, inputs) for the T tensors of a network, and counts toward `sign`: a record, whose gradient is `slope` in
+    each weight of its pixel, moves that pixel's column by at most its bound, and every number has noise of the stated
+    size. Moves of n jointly stepped networks are summed and divided by sqrt(n): each is clipped to bound / sqrt(n) and
+    has the noise of the whole bound. Half of the tensors count the other way in the loss, and so does every second
+    network, so that noise reused in two of them cancels in their sum. What moves after the last step counts as another
+    one. Raises UsageError for a trainer that tells of no step."""
     count, trainer = networks_of(method, clock), with_trainer.trainer
     models = [layered(data.images[0].numel()) for _ in range(count)]
     weights = [_weights(models)]
-    objectives = [OwnWeights(sign * side * SLOPE) for side in _sides(count)]
+    objectives = [OwnWeights(sign * side * slope) for side in _sides(count)]
     if isinstance(method, StepsJointly) and isinstance(trainer, PrivateTrainer):
         joint_training(
             trainer, models, [optimizer_of(model.parameters(), plan) for model in models], data,

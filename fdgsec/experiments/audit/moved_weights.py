@@ -31,10 +31,19 @@ from fdgsec.experiments.audit.gradient_canaries import (
     moves,
 )
 from fdgsec.experiments.audit.images_beside import moved_by_others
+from fdgsec.experiments.audit.neighbor_tests import DEVIATIONS, FACTOR
 from fdgsec.experiments.audit.neighboring_clients import Site, late
 from fdgsec.experiments.audit.noise_within import repeats
 from fdgsec.experiments.audit.one_run import canary_plan, trainings
-from fdgsec.experiments.audit.step_distances import Allowed, MovedWeights, allowed_by, apart, of_another_size, related
+from fdgsec.experiments.audit.step_distances import (
+    Allowed,
+    MovedWeights,
+    allowed_by,
+    apart,
+    of_another_size,
+    related,
+    squares_paid,
+)
 from fdgsec.experiments.audit.tensors_without_noise import trained_without_noise
 from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.dp_sgd_joint import StepsJointly
@@ -68,18 +77,24 @@ def training_moves(site: Site, defense_stack: DefenseStack) -> Findings:
     if allowed.rate < 1 and len(alone) * allowed.rate < STEPS * len(site.clocks):  # as many with an image as else
         tried = replace(tried, times=min(MOST_TIMES, math.ceil(1 / allowed.rate)))
         alone, uses = tried.steps(STEPS, [EVERYWHERE])
-    said = _moved_further(tried, alone, allowed)
+    if not bool(alone.any()):
+        return Findings(untested=["steps in which nothing moves"])
+    said = _moved_further(tried, alone, allowed) or _further_in_all(alone, allowed, uses)
     faint, costly = (tried.steps(STEPS, [label]) for label in (FAINT, COSTLY))
     counts = miscounted(site, defense_stack, [Counted.of(*one) for one in ((alone, uses), faint, costly)])
     said += counts.faults
     if related(alone[..., 1:]):
-        said.append("the noise of a step of training comes again in another one")
+        said.append(
+            "the noise of a step of training comes again in another one (momentum inside the trainer does this; set it "
+            "in the plan instead)"
+        )
     if any(repeats(tensor) for tensor in tried.steps(1, [EVERYWHERE], side=LARGE)[0][0]):
         said.append("the noise of a training comes again in the numbers of a tensor")
     if of_another_size(alone[..., 1:], faint[0][..., 1:]):
         said.append("the size of a training's noise follows the gradient of its image")
     said += _not_finite(tried, alone, allowed)
-    said += moved_by_others(site, defense_stack, allowed)
+    bound = min(min(use.sensitivity.values()) for use in uses)
+    said += moved_by_others(site, defense_stack, allowed, bound)
     if not said and (tensor := trained_without_noise(site, defense_stack)):
         said.append(f"one image changes {tensor!r} of the network, in which nothing hides it")
     return Findings(faults=said, untested=counts.untested)
@@ -98,6 +113,22 @@ def _moved_further(tried: "_Tried", alone: Tensor, allowed: Allowed) -> list[str
     found.append(_moved_late(tried))
     said = [f"one image moves a step of training {moved.words}" for moved in found if moved.too_far][:1]
     return said + _moved_by_versions(tried, allowed)
+
+
+def _further_in_all(alone: Tensor, allowed: Allowed, uses: Sequence[Use]) -> list[str]:
+    """Say so if an image moves steps of several costs, in all, further than these add up to.
+
+    Each may move no further than the most expensive one."""
+    if len({(use.noise, use.sampling_rate, *use.sensitivity.items()) for use in uses}) == 1:
+        return []
+    found, (paid, variance) = (
+        apart(alone, torch.zeros_like(alone), allowed.present, rate=allowed.rate),
+        squares_paid(uses),
+    )
+    if found.squares - DEVIATIONS * math.sqrt(found.squares_error**2 + variance) <= FACTOR**2 * paid:
+        return []
+    further = f"{math.sqrt(found.squares):.1f} standard deviations of their noise in all; {math.sqrt(paid):.1f} are"
+    return [f"one image moves the steps of a training by {further} paid for"]
 
 
 def _moved_by_versions(tried: "_Tried", allowed: Allowed) -> list[str]:

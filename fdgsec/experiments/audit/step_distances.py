@@ -51,7 +51,12 @@ class MovedWeights:
     furthest: float = 0.0
     """The distance in that step in which it is largest, by the noise of this step alone."""
     spread: float = 1.0
-    """The standard deviation of the distance in one step: 1 for the noise, and more where images are sampled."""
+    """The standard deviation of the distance in one step: 1 for the noise, more where images are sampled, or where what
+    both clients move alike is large beside how well the noise of a step is known."""
+    squares: float = 0.0
+    """The squared distances of all steps together, less what noise adds to them."""
+    squares_error: float = 0.0
+    """Their standard error."""
 
     @property
     def too_far(self) -> bool:
@@ -81,11 +86,27 @@ def allowed_by(uses: Sequence[Use]) -> Allowed | None:
     one, of which one does nothing."""
     if not uses or not all(use.mechanism == "gaussian" and use.noise and use.sensitivity for use in uses):
         return None
-    present = max(_least(use, PRESENT, "replace-one") / use.noise for use in uses)
+    present = max(map(_present, uses))
     replaced = max(_least(use, ("replace-one",), *PRESENT, times=2.0) / use.noise for use in uses)
     if not present:
         return None
     return Allowed(present=present, replaced=replaced, rate=max(use.sampling_rate for use in uses))
+
+
+def squares_paid(uses: Sequence[Use]) -> tuple[float, float]:
+    """The squared distances by which steps of these costs may be apart without an image, in all of them together, in
+    units of each one's noise: their expected sum, and its variance, as an image takes part in some of them."""
+    squares = [(use.count, use.sampling_rate, _present(use) ** 2) for use in uses]
+    return (
+        sum(count * rate * square for count, rate, square in squares),
+        sum(count * rate * (1 - rate) * square**2 for count, rate, square in squares),
+    )
+
+
+def _present(use: Use) -> float:
+    """The distance without an image, in units of the noise, of a use that states both."""
+    assert use.noise
+    return _least(use, PRESENT, "replace-one") / use.noise
 
 
 def _least(use: Use, relations: Sequence[Relation], *others: Relation, times: float = 1.0) -> float:
@@ -103,24 +124,37 @@ def apart(
     its inverse variance beside it. Of trainings of different lengths, the steps of the shorter one count. So many
     `images` take part in a step with probability `rate` each."""
     one, other = one[: len(other)], other[: len(one)]
+    moving = one.flatten(1).any(1) | other.flatten(1).any(1)  # not so at a learning rate of 0
+    one, other = one[moving], other[moving]
+    if not len(one):
+        return MovedWeights(distance=0.0, error=0.0, allowed=allowed, rate=rate)
     worlds = [one, other] if bool(other.any()) else [one]
     beside = [world[..., columns] for world in worlds]
     variances = torch.cat(beside).square().mean((0, 2))
     noisy = variances > 0
-    spread = math.sqrt(1 + images * rate * (1 - rate) * allowed**2)
-    error = spread * math.sqrt(len(worlds) / len(one))
+    variance = 1 + images * rate * (1 - rate) * allowed**2
     sizes = [(part[:, noisy].square().mean(2) / variances[noisy]).mean(1).sqrt() for part in beside]
     if not bool(noisy.any()) or not all(bool(size.all()) for size in sizes):
-        return MovedWeights(distance=math.inf, error=error, allowed=allowed, rate=rate)
+        return MovedWeights(distance=math.inf, error=0.0, allowed=allowed, rate=rate)
     along = inverse_variances(variances)
     units = [torch.einsum("rto,t->ro", part, along) / size[:, None] for part, size in zip(beside, sizes, strict=True)]
     noise = float(torch.cat(units).square().mean().sqrt())
     moved = [world[..., 0] @ along / size for world, size in zip(worlds, sizes, strict=True)]
     shifts = (moved[0] - moved[1] if len(moved) > 1 else moved[0]) / noise
+    alike = min(abs(float(part.mean())) for part in moved) / noise if len(moved) > 1 else 0.0
+    numbers = int(noisy.sum()) * beside[0].shape[2]
+    spread = math.sqrt(variance + alike**2 / (2 * numbers))  # of a size that so many numbers tell
+    squares = shifts.square() - len(moved)
     return MovedWeights(
-        distance=float(shifts.mean()), error=error, allowed=allowed, rate=rate, furthest=float(shifts.max()),
-        spread=spread,
+        distance=float(shifts.mean()), error=spread * math.sqrt(len(moved) / len(shifts)), allowed=allowed, rate=rate,
+        furthest=float(shifts.max()), spread=spread, squares=float(squares.sum()),
+        squares_error=math.sqrt(float(_variances(squares.clamp_min(0), len(moved), numbers).sum())),
     )  # fmt: skip
+
+
+def _variances(squares: Tensor, draws: int, numbers: int) -> Tensor:
+    """The variances of squared distances of so many draws of noise each, whose size so many numbers tell."""
+    return 2 * draws**2 + 4 * draws * squares + 2 * squares.square() / numbers
 
 
 def related(noise: Tensor) -> bool:
@@ -138,7 +172,13 @@ def of_another_size(one: Tensor, other: Tensor) -> bool:
 
     A size that varies over a training, as behind a clip that a noisy count chooses, differs by as much for no reason of
     the client's."""
-    logs = [noise.square().mean((1, 2)).clamp_min(torch.finfo(noise.dtype).tiny).log() for noise in (one, other)]
+    noisy = [noise[noise.flatten(1).any(1)] for noise in (one, other)]
+    if len(one) - len(noisy[0]) != len(other) - len(noisy[1]):  # steps without any
+        return True
+    one, other = noisy
+    if not len(one) or not len(other):
+        return False
+    logs = [noise.square().mean((1, 2)).log() for noise in (one, other)]
     error = 4 / min(one.numel(), other.numel())
     blocks = [torch.stack([part.mean() for part in log.chunk(BLOCKS)]) for log in logs]
     if min(map(len, blocks)) > 1:

@@ -3,29 +3,36 @@
 Small networks stand for large ones elsewhere in the audit. A defense may treat layers by names and types that these do
 not have, so that the run's own network is trained, and sent, a few times as well. Noise differs from draw to draw: a
 tensor that does not, and that one image changes, tells of it for certain. A buffer, such as an average of batch norm,
-may differ between draws because the noisy weights before it do: in a training of next to no rate by next to nothing."""
+may differ between draws because the noisy weights before it do: in a training of next to no rate by next to nothing.
+A parameter may not differ further then either: a trainer that sets biases from the labels first, or takes a plain step
+on validation images last, moves it further."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from fdgsec.data.domains import DomainDataset
 from fdgsec.experiments.audit.message_canaries import FAR, spread_out
 from fdgsec.experiments.audit.neighboring_clients import Release, Site
 from fdgsec.experiments.audit.one_run import Included, canary_plan, trainings
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.defense_stack import DefenseStack
-from fdgsec.federation.method import Client, Clock
+from fdgsec.federation.method import Client, Clock, GlobalModel
 from fdgsec.nn.training.batches import TrainingSet
 from fdgsec.nn.training.per_sample_gradients import PrivateTrainingError
 
 DRAWS = 2
 """Draws on each side: of noise, no two are equal in all numbers of a tensor."""
+MORE_DRAWS = 4
+"""Draws whose distances are compared: of a tensor of one number, those of two may be next to nothing."""
 RATE = 1e-6
-"""Learning rate of the trainings in which buffers are read."""
+"""Learning rate of the trainings after which a network is next to what it was."""
 CLEAR = 100.0
-"""How many times further than two draws of either side are apart those of a buffer of both sides must be."""
+"""How many times further than two draws of either side are apart those of both sides must be."""
+EPSILON = torch.finfo(torch.float32).eps
+"""Rounding of a number, relative to it."""
 IMAGES = 2
 """Images of the client on which its network takes a step, one of which is left out on the other side."""
 
@@ -36,41 +43,79 @@ def trained_without_noise(site: Site, defense_stack: DefenseStack) -> str | None
     """A tensor of the run's network that one image changes in a step of training, and noise does not; None if there is
     none, or the trainer refuses the network.
 
-    An image is replaced by one that does nothing (its loss is 0), and, for buffers, by its negative."""
-    data = site.client.data
-    if site.model is None or len(data) < IMAGES:
+    An image is replaced by one that does nothing (its loss is 0). In trainings of next to no rate it is replaced by its
+    negative with another label, and so are the client's validation images."""
+    if site.model is None or len(site.client.data) < IMAGES:
         return None
-    model, usual = site.model, replace(canary_plan(site), epochs=1, steps=None, batch_size=IMAGES)
-    client = replace(site.client, data=data.subset(torch.arange(IMAGES)), validation=None)
-    pixels = client.data.pixels()
-    exchanged = torch.cat([255 - pixels[:1], pixels[1:]])
+    trained = _OwnNetwork(site=replace(site, clocks=site.clocks[:1]), model=site.model, defense_stack=defense_stack)
+    try:
+        found = _without_noise(*([trained.left_out(side, draw) for draw in range(DRAWS)] for side in (True, False)))
+        return found or _clearly_apart(
+            *([trained.exchanged(side, draw) for draw in range(MORE_DRAWS)] for side in (True, False))
+        )
+    except PrivateTrainingError:  # what it refuses here it refuses in the run
+        return None
 
-    def trained(side: bool, draw: int, *, buffers: bool = False) -> State:
-        network, included = model.module(), torch.tensor([side or buffers, *[True] * (IMAGES - 1)])
-        images = pixels if side or not buffers else exchanged
-        given, plan = TrainingSet(images=images, labels=client.data.labels), usual
-        if buffers:
-            plan = replace(usual, learning_rate=RATE)
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _OwnNetwork:
+    """Trainings of the run's own network on IMAGES images, in one step of one round."""
+
+    site: Site
+    model: GlobalModel
+    defense_stack: DefenseStack
+
+    def left_out(self, side: bool, draw: int) -> State:
+        """The parameters after a step with all images, or with one that does nothing in place of the first."""
+        data = self._images()
+        included = torch.tensor([side, *[True] * (IMAGES - 1)])
+        state = self._trained(data, None, included, f"{side}/{draw}")
+        own = dict(self.model.module().named_parameters())
+        return {name: value for name, value in state.items() if name in own}
+
+    def exchanged(self, side: bool, draw: int) -> State:
+        """The whole state after a step of next to no rate on some images, or on their negatives of other labels."""
+        data = held = self._images()
+        if not side:
+            held = _negative(data, IMAGES)
+            data = _negative(data, 1)
+        every = torch.ones(IMAGES, dtype=torch.bool)
+        return self._trained(data, held, every, f"{side}/{draw}/exchanged", rate=RATE)
+
+    def _images(self) -> DomainDataset:
+        own = self.site.client.data.subset(torch.arange(IMAGES))
+        return replace(own, store=own.pixels(), rows=torch.arange(IMAGES))
+
+    def _trained(
+        self,
+        data: DomainDataset,
+        validation: DomainDataset | None,
+        included: Tensor,
+        name: str,
+        *,
+        rate: float = 1.0,
+    ) -> State:
+        network = self.model.module()
+        plan = replace(canary_plan(self.site), learning_rate=rate, epochs=1, steps=None, batch_size=IMAGES)
 
         def train(with_trainer: Client, clock: Clock) -> None:
             rng = torch.Generator().manual_seed(clock.round)
             with_trainer.trainer(
-                network, given, Included(included=included), plan, rng, round=clock.round, rounds=clock.rounds
-            )
+                network, TrainingSet.of(data), Included(included=included), plan, rng, round=clock.round,
+                rounds=clock.rounds,
+            )  # fmt: skip
 
-        named = replace(defense_stack, name=f"{defense_stack.name}/own network/{side}/{draw}/{buffers}")
-        trainings(replace(site, clocks=site.clocks[:1]), named, client, train)
-        state, own = network.state_dict(), dict(network.named_parameters())
-        return {name: value for name, value in state.items() if (name in own) != buffers}
+        named = replace(self.defense_stack, name=f"{self.defense_stack.name}/own network/{name}")
+        trainings(self.site, named, replace(self.site.client, data=data, validation=validation), train)
+        return network.state_dict()
 
-    try:
-        found = _without_noise(*([trained(side, draw) for draw in range(DRAWS)] for side in (True, False)))
-        if found is None and len(model.state.tensors()) > len(list(model.module().parameters())):
-            sides = ([trained(side, draw, buffers=True) for draw in range(DRAWS)] for side in (True, False))
-            return _clearly_apart(*sides)
-        return found
-    except PrivateTrainingError:  # what it refuses here it refuses in the run
-        return None
+
+def _negative(data: DomainDataset, count: int) -> DomainDataset:
+    """The images, of which the first `count` are negatives, and of the next label."""
+    store, labels = data.pixels().clone(), data.labels.clone()
+    store[:count] = 255 - store[:count]
+    labels[:count] = (labels[:count] + 1) % len(data.class_names)
+    return replace(data, store=store, rows=torch.arange(len(data)), labels=labels)
 
 
 def sent_without_noise(site: Site, clock: Clock, defense_stack: DefenseStack) -> list[tuple[Release, str]]:
@@ -100,13 +145,13 @@ def _sent(release: Release, defense_stack: DefenseStack, draw: int) -> State:
 
 
 def _clearly_apart(first: Sequence[State], second: Sequence[State]) -> str | None:
-    """The first buffer whose draws on both sides are further apart than those of either by far."""
+    """The first tensor whose draws on both sides are further apart than those of either by far."""
     for name, value in first[0].items():
         if not value.is_floating_point():
             continue
-        between = float((value - second[0][name]).abs().max())
+        between, rounding = float((value - second[0][name]).abs().max()), float(value.abs().max()) * EPSILON
         within = max(float((side[0][name] - one[name]).abs().max()) for side in (first, second) for one in side[1:])
-        if between > CLEAR * within:
+        if between > CLEAR * max(within, rounding):
             return name
     return None
 
