@@ -86,7 +86,7 @@ def test_sound_joint_steps_pass_with_a_bound_that_says_something(tmp_path: Path)
     [
         "DPSGDWithoutClip",
         pytest.param("DPSGDWithATenthOfTheNoise", marks=pytest.mark.slow),
-        pytest.param("DPSGDWithOneNoise", marks=pytest.mark.slow),
+        pytest.param("DPSGDWithOneNoise", marks=[pytest.mark.slow, pytest.mark.nightly]),
     ],
 )
 def test_broken_joint_steps_end_with_1(broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -100,7 +100,9 @@ def test_tensors_count_by_the_noise_that_they_have():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
+@pytest.mark.parametrize(
+    "epsilon", [pytest.param(0.5, marks=pytest.mark.nightly), 2.0, pytest.param(8.0, marks=pytest.mark.nightly)]
+)
 def test_sound_training_passes(epsilon: float, tmp_path: Path):
     code = audit(tmp_path, f"dp-sgd:epsilon={epsilon}", *WHOLE, "--repeats", "2")
 

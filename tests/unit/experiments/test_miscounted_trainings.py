@@ -40,6 +40,7 @@ from tests.support.misstated_counts import (
 PLAN = TrainingPlan(batch_size=8, learning_rate=0.01)
 ADAM = replace(PLAN, optimizer="adam", learning_rate=1e-3)
 SOUND = "sound"
+EVERY_DAY = (SOUND, "no noise", "one step stated")
 
 
 def site_of(defense: DPSGD, *, norm: Norm = "group", rounds: int = 2) -> Site:
@@ -57,7 +58,9 @@ def moved(made: Made, *, multiplier: float = 1.0) -> Findings:
     return training_moves(site, site.defense_stack)
 
 
-@pytest.mark.parametrize("trainer", RATED)
+@pytest.mark.parametrize(
+    "trainer", [pytest.param(one, marks=() if one in EVERY_DAY else pytest.mark.nightly) for one in RATED]
+)
 @pytest.mark.slow
 def test_trainings_with_a_rate_of_their_own_are_tried_as_well(trainer: str):
     found = moved(RATED[trainer])
@@ -106,7 +109,7 @@ def test_what_cannot_be_tried_is_said():
     )
 
 
-@pytest.mark.parametrize("multiplier", [0.7, 1.0, 4.0])
+@pytest.mark.parametrize("multiplier", [0.7, 1.0, pytest.param(4.0, marks=pytest.mark.nightly)])
 @pytest.mark.medium
 def test_a_clip_that_follows_a_noisy_count_is_sound(multiplier: float):
     assert moved(WithAnAdaptiveClip, multiplier=multiplier).faults == []

@@ -51,7 +51,9 @@ def test_with_plain_steps_it_is_no_other_noise():
 
 
 @pytest.mark.parametrize("made", [None, WithSignsOfGradients], ids=["dp-sgd", "signs"])
-@pytest.mark.parametrize("epsilon", [1.0, 8.0, 64.0])
+@pytest.mark.parametrize(
+    "epsilon", [1.0, pytest.param(8.0, marks=pytest.mark.nightly), pytest.param(64.0, marks=pytest.mark.nightly)]
+)
 @pytest.mark.medium
 def test_what_an_optimizer_makes_of_noisy_gradients_is_sound(made: Made | None, epsilon: float):
     defense = DPSGD(epsilon=epsilon) if made is None else DPSGDWith(epsilon=epsilon, made=made)

@@ -23,6 +23,8 @@ from tests.support.misstated_samples import SAMPLES, Sampling, in_public, in_sec
 
 PARTICIPANTS = tuple(f"client:{number}" for number in range(CLIENTS))
 METHOD = FedAvg(plan=TrainingPlan(batch_size=8, learning_rate=0.01, steps=2))
+EVERY_DAY = ("in public", "in fixed batches", "more often")
+"""Samples that are tried under much noise before every landing; all are every night."""
 
 
 def said_of(defense: Defense, *, rounds: int = 1, name: str = "run") -> list[str]:
@@ -45,7 +47,9 @@ def test_a_sample_that_is_not_what_is_stated_is_found(sample: str):
     assert any(words in one for one in said), said
 
 
-@pytest.mark.parametrize("sample", SAMPLES)
+@pytest.mark.parametrize(
+    "sample", [pytest.param(one, marks=() if one in EVERY_DAY else pytest.mark.nightly) for one in SAMPLES]
+)
 @pytest.mark.slow
 def test_it_is_found_under_much_noise(sample: str):
     drawn, words = SAMPLES[sample]
