@@ -1,6 +1,7 @@
 """Private trainers that let the images, their labels or those held for validation decide where nothing is paid for it,
 and sound ones that look as if they did."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from fdgsec.federation.method import Client, Clock, Method
 from fdgsec.nn.networks.classifiers import Classifier
-from fdgsec.nn.training.batches import Batch, TrainingSet
+from fdgsec.nn.training.batches import TrainingSet
 from fdgsec.nn.training.per_sample_gradients import clipped_sum
 from fdgsec.nn.training.training_plan import TrainingPlan, optimizer_of
 from fdgsec.privacy import dp_sgd
@@ -20,69 +21,24 @@ from fdgsec.privacy.accounting import Use
 from fdgsec.privacy.dp_sgd import PrivateTrainer, noisy
 from fdgsec.runtime.secret_streams import SecretStream
 from tests.support.misstated_costs import DPSGDWith, Made
-from tests.support.misstated_trainings import every_entry
+from tests.support.misstated_counts import Weighted
+from tests.support.misstated_trainings import NoiseAt, WithNoiseAt, every_entry
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PayingForOneStepOfLittleNoise(PrivateTrainer):
-    """States a fifth of the noise for one step, and the whole for all others, of which all have a fifth."""
+class PayingForOneStepOfLittleNoise(WithNoiseAt):
+    """States so many `times` less noise for one step, and the whole for all others."""
+
+    times: float
 
     def spend(self, use: Use) -> None:
-        super().spend(replace(use, noise=use.noise / 5, count=1))
+        super().spend(replace(use, noise=use.noise / self.times, count=1))
         super().spend(replace(use, count=use.count - 1))
 
-    def __call__(self, *given: Any, **named: Any) -> dict[str, float]:
-        def a_fifth(total: Tensor, noise: float, secret: SecretStream) -> Tensor:
-            return noisy(total, noise / 5, secret)
 
-        with patch.object(dp_sgd, "noisy", a_fifth):
-            return super().__call__(*given, **named)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PayingForOneStepOfSome(PrivateTrainer):
-    """Takes five steps of a tenth of the noise, and pays for one of them."""
-
-    def spend(self, use: Use) -> None:
-        super().spend(replace(use, noise=use.noise / 10, count=1))
-        super().spend(replace(use, count=use.count - 1))
-
-    def __call__(self, *given: Any, **named: Any) -> dict[str, float]:
-        taken, told = [0], named.pop("on_step", None)
-
-        def drawn(total: Tensor, noise: float, secret: SecretStream) -> Tensor:
-            return noisy(total, noise / 10 if taken[0] < 5 else noise, secret)
-
-        def on_step(step: int, loss: float) -> None:
-            taken[0] = step
-            if told is not None:
-                told(step, loss)
-
-        with patch.object(dp_sgd, "noisy", drawn):
-            return super().__call__(*given, on_step=on_step, **named)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PayingForTwoSizesOfNoise(PrivateTrainer):
-    """Sound: the first step has a fifth of the noise of the others, and both are paid for."""
-
-    def spend(self, use: Use) -> None:
-        super().spend(replace(use, noise=use.noise / 5, count=1))
-        super().spend(replace(use, count=use.count - 1))
-
-    def __call__(self, *given: Any, **named: Any) -> dict[str, float]:
-        taken, told = [0], named.pop("on_step", None)
-
-        def drawn(total: Tensor, noise: float, secret: SecretStream) -> Tensor:
-            return noisy(total, noise if taken[0] else noise / 5, secret)
-
-        def on_step(step: int, loss: float) -> None:
-            taken[0] = step
-            if told is not None:
-                told(step, loss)
-
-        with patch.object(dp_sgd, "noisy", drawn):
-            return super().__call__(*given, on_step=on_step, **named)
+def less_noise(times: float, steps: float) -> NoiseAt:
+    """So many times less noise in the first `steps`."""
+    return lambda at, total, noise, secret: noisy(total, noise / times if at.step < steps else noise, secret)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -106,19 +62,6 @@ class QuietWhereNothingIsDrawn(PrivateTrainer):
 
         with patch.object(dp_sgd, "clipped_sum", clipped), patch.object(dp_sgd, "noisy", drawn):
             return super().__call__(*given, on_step=on_step, **named)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Weighted:
-    """The losses of images, each by its weight (n,)."""
-
-    objective: Any
-    weights: Tensor
-    couples_records: bool = False
-
-    def __call__(self, batch: Batch, model: Classifier) -> Tensor:
-        losses: Tensor = self.objective(batch, model)
-        return losses * self.weights[batch.records].to(losses)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -324,7 +267,7 @@ class PayingForNothing(PrivateTrainer):
 
 
 SOUND: Mapping[str, Made] = {
-    "two sizes of noise": PayingForTwoSizesOfNoise,
+    "two sizes of noise": partial(PayingForOneStepOfLittleNoise, times=5, noise=less_noise(5, 1)),
     "from a rate of 0": partial(Stepping, by=WarmingUp),
     "weight decay": partial(Stepping, by=Decaying),
     "a larger weight decay": partial(Stepping, by=DecayingFast),
@@ -334,8 +277,14 @@ SOUND: Mapping[str, Made] = {
 }
 """Trainers that are sound, by what they do."""
 BY_DATA: Mapping[str, tuple[Made, str]] = {
-    "one step of little noise paid for": (PayingForOneStepOfLittleNoise, "in all;"),
-    "five steps of little noise and one paid for": (PayingForOneStepOfSome, "in all;"),
+    "one step of little noise paid for": (
+        partial(PayingForOneStepOfLittleNoise, times=5, noise=less_noise(5, math.inf)),
+        "in all;",
+    ),
+    "five steps of little noise and one paid for": (
+        partial(PayingForOneStepOfLittleNoise, times=10, noise=less_noise(10, 5)),
+        "in all;",
+    ),
     "quiet where nothing is drawn": (QuietWhereNothingIsDrawn, "takes no image moves nothing"),
     "weights by labels": (WeightingLabels, "changes what a step of training makes of the others"),
     "a rate by labels": (WithARateByItsLabels, "follows what one image is"),

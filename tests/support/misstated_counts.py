@@ -131,16 +131,16 @@ class StoppingEarly(PrivateTrainer):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Among:
-    """The losses of images that are `kept` (n,), and 0 of others."""
+class Weighted:
+    """The losses of images, each by its weight (n,)."""
 
     objective: Any
-    kept: Tensor
+    weights: Tensor
     couples_records: bool = False
 
     def __call__(self, batch: Batch, model: Classifier) -> Tensor:
         losses: Tensor = self.objective(batch, model)
-        return losses * self.kept[batch.records].to(losses)
+        return losses * self.weights[batch.records].to(losses)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -152,7 +152,7 @@ class WithoutOutliers(PrivateTrainer):
         brightness = data.images.double().flatten(1).mean(1)
         off = (brightness - brightness.mean()).abs()
         kept = off <= 2 * brightness.std(correction=0) + 1e-9
-        return super().__call__(model, data, Among(objective=objective, kept=kept), *others, **named)
+        return super().__call__(model, data, Weighted(objective=objective, weights=kept), *others, **named)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -164,7 +164,7 @@ class WithoutCostlyImages(PrivateTrainer):
         with torch.no_grad():
             losses = objective(every_entry(data, plan), model)
         kept = losses >= losses.mean()
-        return super().__call__(model, data, Among(objective=objective, kept=kept), plan, *others, **named)
+        return super().__call__(model, data, Weighted(objective=objective, weights=kept), plan, *others, **named)
 
 
 @contextmanager
