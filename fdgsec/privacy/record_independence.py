@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fdgsec.nn.networks.classifiers import Classifier
+from fdgsec.nn.networks.loaded_copies import own_copy
 from fdgsec.nn.training.batches import Batch
 from fdgsec.nn.training.training_loop import Objective
 from fdgsec.runtime.errors import UsageError
@@ -57,7 +58,7 @@ class _Run:
 
     def copied(self) -> "_Run":
         """Copy the moment: the same weights, memories and draws."""
-        return _Run(objective=deepcopy(self.objective), network=deepcopy(self.network), offset=self.offset)
+        return _Run(objective=deepcopy(self.objective), network=own_copy(self.network), offset=self.offset)
 
     def losses(self, batch: Batch) -> Tensor:
         """Compute the losses with the draws of this moment."""
@@ -102,10 +103,10 @@ def check_independence(
     client's data. Raises UsageError for fewer than two records."""
     if len(batch.labels) < 2:
         raise UsageError(f"independence of records is checked in batches of two or more; got {len(batch.labels)}.")
-    moment = _Run(objective=deepcopy(objective), network=deepcopy(model), offset=1)
+    moment = _Run(objective=deepcopy(objective), network=own_copy(model), offset=1)
     _check_replay(moment, batch, method)
     for number, kept in enumerate(_groups(len(batch.labels), probes, rng)):
-        now = _Run(objective=moment.objective, network=deepcopy(model), offset=number + 1)
+        now = _Run(objective=moment.objective, network=own_copy(model), offset=number + 1)
         if number % 2:
             disturb(now.network, rng)
         moment = _probe(now, batch, kept, rng, method=method, number=number)

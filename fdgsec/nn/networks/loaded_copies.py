@@ -48,6 +48,14 @@ def loaded_copy(
     return _Copier(state=state, layout=layout).copied(network, "")
 
 
+def own_copy(network: Network) -> Network:
+    """Copy a network as `copy.deepcopy` does, in about half of the time where its parts refer to each other by their
+    tables of modules alone."""
+    if any(not _separate(module) for module in network.modules()):
+        return copy.deepcopy(network)
+    return _Copier(state={}, layout=torch.contiguous_format).copied(network, "")
+
+
 def _separate(module: nn.Module) -> bool:
     """Whether a module refers to others only by its tables: whatever else it holds is plain."""
     held = {name: value for name, value in vars(module).items() if name not in _TABLES}
@@ -113,9 +121,12 @@ class _Copier:
         found = self.memo.get(id(value))
         if isinstance(found, Tensor):
             return found
-        layout = self.layout if value.ndim == FEATURE_MAPS else torch.contiguous_format
-        made = torch.empty(value.shape, dtype=value.dtype, memory_format=layout)
-        made.copy_(self.state.get(name, value).detach())
+        if name in self.state:
+            layout = self.layout if value.ndim == FEATURE_MAPS else torch.contiguous_format
+            made = torch.empty(value.shape, dtype=value.dtype, memory_format=layout)
+            made.copy_(self.state[name].detach())
+        else:
+            made = value.detach().clone()
         if isinstance(value, nn.Parameter):
             made = nn.Parameter(made, requires_grad=value.requires_grad)
         self.memo[id(value)] = made

@@ -1,5 +1,6 @@
 """A copy of a network with another state is the network that is built and loaded, and shares nothing with it."""
 
+from copy import deepcopy
 from functools import partial
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fdgsec.nn.networks.classifiers import BACKBONES, Norm, build_classifier
-from fdgsec.nn.networks.loaded_copies import loaded_copy, skeleton
+from fdgsec.nn.networks.loaded_copies import loaded_copy, own_copy, skeleton
 from fdgsec.runtime.random_streams import stream
 
 
@@ -106,3 +107,28 @@ def test_a_network_whose_parts_are_held_outside_its_tables_has_no_skeleton(held:
     }[held]  # fmt: skip
 
     assert skeleton(network) is None
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_an_own_copy_is_a_deep_one(norm: Norm):
+    original = built("tiny", norm).to(memory_format=torch.channels_last)
+    original.get_submodule("stem" if isinstance(original, nn.Sequential) else "body.stem").requires_grad_(False).eval()
+
+    ours, theirs = own_copy(original), deepcopy(original)
+
+    assert all(torch.equal(tensors(ours)[name], value) for name, value in tensors(theirs).items())
+    assert all(tensors(ours)[name].stride() == value.stride() for name, value in tensors(theirs).items())
+    assert all(tensors(ours)[name].requires_grad == value.requires_grad for name, value in tensors(theirs).items())
+    assert [module.training for module in ours.modules()] == [module.training for module in theirs.modules()]
+    assert not {value.data_ptr() for value in tensors(ours).values()} & {
+        value.data_ptr() for value in tensors(original).values()
+    }
+
+
+def test_an_own_copy_of_a_network_with_hooks_is_a_deep_one_too():
+    network, calls = nn.Sequential(nn.Linear(2, 2)), list[int]()
+    network.register_forward_hook(lambda *_: calls.append(1))
+
+    own_copy(network)(torch.zeros(1, 2))
+
+    assert calls == [1]
