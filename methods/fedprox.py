@@ -37,6 +37,11 @@ class Proximal:
         """As `inner`: the proximal term does not depend on records."""
         return self.inner.couples_records
 
+    @property
+    def reads_no_pixels(self) -> bool:
+        """As `inner`."""
+        return getattr(self.inner, "reads_no_pixels", False)
+
     def __call__(self, batch: Batch, model: Classifier) -> Tensor:
         """Return h_k(w; w_t) per record, (B,)."""
         trained = {name: value for name, value in model.named_parameters() if value.requires_grad}

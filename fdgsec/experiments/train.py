@@ -38,6 +38,7 @@ from fdgsec.federation.method import Client, GlobalModel, Method
 from fdgsec.federation.run_folder import check_replaceable, environment, new_folder, reserved, run_key
 from fdgsec.nn.styles.encoders import code_sha256
 from fdgsec.nn.styles.image_styles import encoder_named
+from fdgsec.nn.training.frozen_maps import kept_part
 from fdgsec.nn.training.test_time_adaptation import Tent, adaptation_named, prepare_for_tent
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.progress import Progressive
@@ -207,7 +208,9 @@ def _trained(
     trained = federation(request)
     accuracy: dict[str, object] | None = None
     if config.rounds:
-        measured = accuracy_document(trained.final, unseen, validation, second=world.second())
+        plan = request.method.client_plan
+        frozen = "none" if plan is None else kept_part(plan)
+        measured = accuracy_document(trained.final, unseen, validation, second=world.second(), frozen=frozen)
         accuracy = {**measured, "round": trained.kept_round}
         if (steps := steps_document(trained.curve)) is not None:
             accuracy["steps"] = steps

@@ -12,13 +12,15 @@ made, or not at all. Gaussian noise is drawn in floating point, as in research c
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
 from fdgsec.nn.networks.classifiers import Classifier
+from fdgsec.nn.networks.loaded_copies import own_copy
 from fdgsec.nn.training.batches import Batch, TrainingSet, batch_of
+from fdgsec.nn.training.frozen_maps import through_frozen
 from fdgsec.nn.training.per_sample_gradients import PrivateTrainingError, RecordGradients, clipped_sum
 from fdgsec.nn.training.training_loop import Objective, prepare_training
 from fdgsec.nn.training.training_plan import TrainingPlan, optimizer_of
@@ -174,12 +176,20 @@ class PrivateTrainer:
         if plan.frozen != "none":
             model.freeze(plan.frozen)  # in float32, as all of DP-SGD's steps
         optimizer = optimizer or optimizer_of(model.parameters(), plan)
-        session = _Session(
-            trainer=self, model=model, data=data, versions=Versions.of(data), objective=objective, plan=plan,
-            optimizer=optimizer, device=device, layout=precision.layout,
-            rng=drawing,
-        )  # fmt: skip
+        exact = replace(precision, frozen="float32")
+        with through_frozen(model, data, objective, plan, rounds=rounds, precision=exact) as given:
+            session = _Session(
+                trainer=self, model=model, data=given, versions=Versions.of(given), objective=objective, plan=plan,
+                optimizer=optimizer, device=device, layout=precision.layout, rng=drawing,
+            )  # fmt: skip
+            return self._steps(session, round=round, rounds=rounds, on_step=on_step)
+
+    def _steps(
+        self, session: "_Session", *, round: int, rounds: int, on_step: Callable[[int, float], None] | None
+    ) -> dict[str, float]:
+        """Check that the cost holds, charge it, and take the steps."""
         session.check()
+        plan, model, optimizer = session.plan, session.model, session.optimizer
         records = len(session.versions)
         use = uses_of(records, plan, noise_multiplier=self.noise_multiplier, max_grad_norm=self.max_grad_norm)
         self.spend(use)  # before training, so that a call that fails half-way counts too
@@ -245,7 +255,7 @@ class _Session:
             )
         if self.objective.couples_records:
             raise BatchCouplingError("it says so of itself, though no probe showed it", self.trainer.method)
-        network = deepcopy(self.model)
+        network = own_copy(self.model)
         disturb(network, rng)  # where all gradients are zero (a head of zeros) a comparison would prove nothing
         copies = dict(zip(self.model.parameters(), network.parameters(), strict=True))
         with RecordGradients(network, [copies[parameter] for parameter in self.trained]) as gradients:

@@ -20,20 +20,22 @@ def accuracy_document(
     validation: Mapping[str, DomainDataset],
     *,
     second: DomainDataset | None = None,
+    frozen: str = "none",
 ) -> dict[str, object]:
     """Accuracy (Clopper-Pearson), weighted AUC and F1 on `unseen`, and accuracy per domain on `validation`.
 
     Beside each accuracy stands "majority_share": that of always naming the most frequent class of those images.
-    `second` is LTDO's validation domain, on which no client trains."""
+    `second` is LTDO's validation domain, on which no client trains. `frozen` is the last part of the network that
+    training never changed: its outputs may be recalled from the cache (fdgsec/nn/training/frozen_maps.py)."""
     network = model.module()
     name = _named(unseen)
-    judged = classification(logits(network, unseen.pixels()), unseen.labels)
+    judged = classification(logits(network, unseen.pixels(), frozen=frozen), unseen.labels)
     others = {key: {"value": value, "n": len(unseen)} for key, value in judged.items() if key != "accuracy"}
     interval = clopper_pearson(round(judged["accuracy"] * len(unseen)), len(unseen))
     accuracy = {"value": judged["accuracy"], "low": interval.low, "high": interval.high, **_counted(unseen)}
 
     def measured(dataset: DomainDataset) -> dict[str, object]:
-        correct = int((predictions(network, dataset.pixels()) == dataset.labels).sum())
+        correct = int((predictions(network, dataset.pixels(), frozen=frozen) == dataset.labels).sum())
         interval = clopper_pearson(correct, len(dataset))
         return {"value": correct / len(dataset), "low": interval.low, "high": interval.high, **_counted(dataset)}
 

@@ -14,7 +14,8 @@ all the others, and may be negative.
 What builds a network imports torchvision when it is called: its import takes as long as torch's own."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal, cast, get_args
@@ -82,12 +83,18 @@ class Classifier(nn.Module):
         self.neck = neck
         self.head = head
         self._in_brain_format = 0  # the first parts that compute in bfloat16 while the network is in training mode
+        self._computed: tuple[int, torch.Size] = (0, torch.Size())  # `taking_outputs`: parts, and shape of an output
 
     def maps(self, images: Tensor, *, between: StageHooks | None = None) -> Tensor:
         """Compute the last stage's feature maps, (N, C, h, w), with the hooks of `between` on the way.
 
         Each entry of `between` replaces the output of its place: "conv" (the first convolution), "stem", "stage1", ...,
         "stage4". Raises ValueError: images not float (N, 3, H, W); AttributeError: no such place."""
+        computed, shape = self._computed
+        if computed and images.shape[1:] == shape:
+            if between:
+                raise ValueError("a network that takes outputs of its frozen parts has no places before them.")
+            return self._through(images, computed)
         if images.ndim != 4 or images.shape[1] != 3 or not images.is_floating_point():
             raise ValueError(f"images must be float (N, 3, H, W) in [0, 1]; got {images.dtype} {tuple(images.shape)}.")
         hooks = [
@@ -107,10 +114,24 @@ class Classifier(nn.Module):
         with torch.autocast(maps.device.type, torch.bfloat16):
             for part in parts[: self._in_brain_format]:
                 maps = part(maps)
-        maps = maps.float()
-        for part in parts[self._in_brain_format :]:
+        return self._through(maps.float(), self._in_brain_format)
+
+    def _through(self, maps: Tensor, computed: int) -> Tensor:
+        for part in list(self.body.children())[computed:]:
             maps = part(maps)
         return maps
+
+    @contextmanager
+    def taking_outputs(self, last: str, shape: torch.Size) -> Iterator[None]:
+        """Inside, inputs (N, *shape) are no images but outputs of the part `last`, and go through what comes after it.
+
+        Of the last part, means over the places (N, C, 1, 1) serve as well: the head sees no more of them."""
+        names = [name for name, _ in self.body.named_children()]
+        self._computed = names.index(last) + 1, shape
+        try:
+            yield
+        finally:
+            self._computed = 0, torch.Size()
 
     def freeze(self, last: str, *, brain: bool = False) -> None:
         """Keep the weights and batch-norm statistics of the parts up to and including `last` as they are.

@@ -1,0 +1,229 @@
+"""Training on the outputs of frozen parts is training on the images, and happens where nothing else may."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fdgsec.methods.fedprox import Proximal
+from fdgsec.nn.networks.classifiers import Classifier, build_classifier
+from fdgsec.nn.training import frozen_maps
+from fdgsec.nn.training.batches import Batch, TrainingSet
+from fdgsec.nn.training.frozen_maps import BLOCK, can_take_outputs, kept_part, outputs_of, through_frozen
+from fdgsec.nn.training.precision import Precision
+from fdgsec.nn.training.training_loop import CrossEntropy, Objective, epochs, logits
+from fdgsec.nn.training.training_plan import TrainingPlan
+from fdgsec.runtime.random_streams import stream
+from tests.support.private_setting import trainer
+
+FLOAT = Precision(dtype="float32", channels_last=True)
+HEAD = TrainingPlan(
+    steps=12, batch_size=8, optimizer="adam", learning_rate=0.01, crop=None, flip=0.0, frozen="stage4", freeze_norm=True
+)  # fmt: skip
+PRIVATE = replace(HEAD, freeze_norm=False)
+
+
+def network(norm: str = "batch", seed: int = 0) -> Classifier:
+    rng = stream(seed, "world", "network")
+    return build_classifier("tiny", 3, norm="batch" if norm == "batch" else "group", rng=rng)
+
+
+def images(count: int = 20, side: int = 32) -> Tensor:
+    return torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8, generator=stream(0, "world", "images"))
+
+
+def labelled(count: int = 20) -> TrainingSet:
+    return TrainingSet(images=images(count), labels=torch.arange(count) % 3)
+
+
+def head(model: Classifier) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.head.parameters()])
+
+
+class LooksAtPixels(CrossEntropy):
+    """Cross-entropy that wants images, and fails where it gets anything else."""
+
+    reads_no_pixels = False
+
+    def __call__(self, batch: Batch, model: Classifier) -> Tensor:
+        assert batch.images.shape[1:] == (3, 32, 32)
+        return super().__call__(batch, model)
+
+
+def trained(objective: Objective, plan: TrainingPlan = HEAD) -> Tensor:
+    model = network()
+    epochs(model, labelled(), objective, plan, stream(0, "world", "training"))
+    return head(model)
+
+
+@pytest.fixture
+def counted(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the blocks that are computed, with an empty cache."""
+    sizes, compute = list[int](), frozen_maps._outputs
+
+    def seen(model: Classifier, block: Tensor, last: str, precision: Precision) -> Tensor:
+        sizes.append(len(block))
+        return compute(model, block, last, precision)
+
+    monkeypatch.setattr(frozen_maps, "_outputs", seen)
+    return sizes
+
+
+def test_a_head_trains_on_outputs_as_on_images(counted: list[int]):
+    torch.testing.assert_close(trained(CrossEntropy()), trained(LooksAtPixels()), rtol=1e-4, atol=1e-6)
+
+    assert counted == [20]  # none in the run that looks at pixels
+
+
+def test_a_private_trainer_does_as_well(counted: list[int]):
+    def with_noise(objective: Objective) -> Tensor:
+        model = network("group")
+        how = trainer(noise=0.5, bound=1.0, probes=8)
+        how(model, labelled(), objective, PRIVATE, stream(0, "world", "training"), rounds=2)
+        return head(model)
+
+    torch.testing.assert_close(with_noise(CrossEntropy()), with_noise(LooksAtPixels()), rtol=1e-4, atol=1e-6)
+
+    assert counted == [20]
+
+
+def test_outputs_are_recalled_until_weights_or_images_change(counted: list[int]):
+    model = network().eval()
+    first = outputs_of(model, images(), "stage4", FLOAT)
+    again = outputs_of(model, images(), "stage4", FLOAT)
+    assert torch.equal(first, again)
+    assert counted == [20]
+
+    outputs_of(model, images(19), "stage4", FLOAT)
+    outputs_of(network(seed=1).eval(), images(), "stage4", FLOAT)
+    outputs_of(model, images(), "stage4", replace(FLOAT, frozen="bfloat16"))
+    with torch.no_grad():
+        next(iter(model.body.get_submodule("stage4").buffers())).add_(1)
+    changed = outputs_of(model, images(), "stage4", FLOAT)
+
+    assert counted == [20, 19, 20, 20, 20]
+    assert not torch.equal(changed, first)
+
+
+def test_a_damaged_file_is_computed_anew(counted: list[int], own_cache: Path, capsys: pytest.CaptureFixture[str]):
+    model = network().eval()
+    first = outputs_of(model, images(), "stage4", FLOAT)
+    (path,) = (own_cache / "features").glob("frozen-*.safetensors")
+    content = bytearray(path.read_bytes())
+    content[200] ^= 1
+    path.write_bytes(content)
+
+    assert torch.equal(outputs_of(model, images(), "stage4", FLOAT), first)
+    assert counted == [20, 20]
+    assert "its seal does not hold" in capsys.readouterr().err
+
+
+def test_what_comes_of_an_image_does_not_depend_on_the_others(own_cache: Path):
+    model, many = network().eval(), images(2 * BLOCK + 3)
+    whole = outputs_of(model, many, "stage4", FLOAT)
+
+    for rows in (slice(0, 1), slice(5, 12), slice(BLOCK - 1, None)):
+        assert torch.equal(outputs_of(model, many[rows], "stage4", FLOAT), whole[rows])
+
+
+@pytest.mark.medium
+def test_maps_in_the_middle_of_a_network_go_on_from_there(own_cache: Path):
+    model = build_classifier("efficientnet_lite0", 3, rng=stream(0, "world", "network")).eval()
+    few = images(5, side=64)
+    assert can_take_outputs(model, "stage3", few)
+    outputs = outputs_of(model, few, "stage3", FLOAT)
+
+    with torch.no_grad(), model.taking_outputs("stage3", outputs.shape[1:]):
+        made, plain = model(outputs), model(few / 255.0)
+
+    assert outputs.shape[2:] == (4, 4)
+    torch.testing.assert_close(made, plain, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="images must be float"):
+        model(outputs)  # outside, maps are no images
+
+
+def test_a_network_that_takes_outputs_has_no_places_before_them(own_cache: Path):
+    model = network().eval()
+    outputs = outputs_of(model, images(), "stage4", FLOAT)
+
+    with model.taking_outputs("stage4", outputs.shape[1:]), pytest.raises(ValueError, match="no places before"):
+        model.maps(outputs, between={"stage1": lambda maps: maps})
+
+
+def test_a_model_is_judged_on_outputs_as_on_images(counted: list[int]):
+    model = network()
+
+    judged = [logits(model, images(), frozen=part) for part in ("none", "stage4", "stage4")]
+
+    torch.testing.assert_close(judged[0], judged[1], rtol=1e-5, atol=1e-6)
+    assert torch.equal(judged[1], judged[2])
+    assert counted == [20]
+
+
+def test_a_plan_that_changes_images_keeps_no_part():
+    assert kept_part(HEAD) == "stage4"
+    assert kept_part(replace(HEAD, frozen="none")) == "none"
+    for changed in ({"crop": (0.8, 1.0)}, {"flip": 0.5}, {"translate": 0.1}):
+        assert kept_part(replace(HEAD, **changed)) == "none"
+
+
+def given_for(
+    model: Classifier, data: TrainingSet, objective: object = CrossEntropy(), plan: TrainingPlan = HEAD
+) -> TrainingSet:  # fmt: skip
+    with through_frozen(model.eval(), data, objective, plan, rounds=1, precision=FLOAT) as given:
+        return given
+
+
+class Doubling(nn.Module):
+    """A layer that comes from elsewhere, and may do anything."""
+
+    def forward(self, maps: Tensor) -> Tensor:
+        return 2 * maps
+
+
+def hooked(model: Classifier) -> Classifier:
+    model.body.get_submodule("stage1").register_forward_hook(lambda _module, _given, made: made + 1)
+    return model
+
+
+def with_a_layer_of_its_own(model: Classifier) -> Classifier:
+    model.body.get_submodule("stage2").add_module("own", Doubling())
+    return model
+
+
+class Own(Classifier):
+    """A network that a method made of another."""
+
+
+def of_another_class(model: Classifier) -> Classifier:
+    return Own(backbone="tiny", norm="batch", body=model.body, neck=model.neck, head=model.head)
+
+
+@pytest.mark.parametrize("change", [hooked, with_a_layer_of_its_own, of_another_class])
+def test_a_network_that_is_not_as_it_was_built_gets_images(
+    change: Callable[[Classifier], Classifier], counted: list[int]
+):
+    data = labelled()
+
+    assert given_for(change(network()), data) is data
+    assert counted == []
+
+
+def test_images_stay_where_outputs_would_not_do(counted: list[int]):
+    data = labelled()
+    pairs = replace(data, partners=data.images)
+    floating = replace(data, images=data.images / 255.0)
+
+    assert given_for(network(), data, LooksAtPixels()) is data
+    assert given_for(network(), data, object()) is data
+    assert given_for(network(), data, plan=replace(HEAD, steps=2)) is data  # 16 images are drawn, of 20
+    assert given_for(network(), data, plan=replace(HEAD, flip=0.5)) is data
+    assert given_for(network(), pairs) is pairs
+    assert given_for(network(), floating) is floating
+    assert counted == []
+    assert given_for(network(), data, plan=replace(HEAD, frozen="stem")) is data  # maps that are larger than images
+    assert given_for(network(), data, Proximal(CrossEntropy(), {}, 0.1)).images.shape == (20, 96, 1, 1)
+    assert given_for(network(), data, Proximal(LooksAtPixels(), {}, 0.1)) is data
