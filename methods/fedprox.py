@@ -39,8 +39,8 @@ class Proximal:
 
     @property
     def reads_no_pixels(self) -> bool:
-        """As `inner`."""
-        return getattr(self.inner, "reads_no_pixels", False)
+        """As `inner`; a subclass must declare it again."""
+        return type(self) is Proximal and getattr(self.inner, "reads_no_pixels", False)
 
     def __call__(self, batch: Batch, model: Classifier) -> Tensor:
         """Return h_k(w; w_t) per record, (B,)."""

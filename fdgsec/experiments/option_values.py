@@ -48,14 +48,21 @@ def build(cls: type[T], settings: Mapping[str, Any], *, where: str) -> T:
         raise UsageError(f"{where}: {error}.") from error
 
 
+def _chosen(kind: Any, value: Any, where: str) -> Any:
+    """One of the values of a Literal; the command line reads the word none as None."""
+    if value is None and "none" in get_args(kind):
+        return "none"
+    if value not in get_args(kind):
+        raise UsageError(f"{where} cannot be {value!r}; expected {_described(kind)}.")
+    return value
+
+
 def _fitted(kind: Any, value: Any, where: str) -> Any:
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
         return _fitted_to_one(kind, value, where)
     if origin is Literal:
-        if value not in get_args(kind):
-            raise UsageError(f"{where} cannot be {value!r}; expected {_described(kind)}.")
-        return value
+        return _chosen(kind, value, where)
     if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
         return build(kind, value, where=where)  # type: ignore[arg-type]
     if origin is tuple and isinstance(value, list | tuple):

@@ -177,7 +177,7 @@ class PrivateTrainer:
             model.freeze(plan.frozen)  # in float32, as all of DP-SGD's steps
         optimizer = optimizer or optimizer_of(model.parameters(), plan)
         exact = replace(precision, frozen="float32")
-        with through_frozen(model, data, objective, plan, rounds=rounds, precision=exact) as given:
+        with through_frozen(model, data, objective, plan, precision=exact, first=round == 0) as given:
             session = _Session(
                 trainer=self, model=model, data=given, versions=Versions.of(given), objective=objective, plan=plan,
                 optimizer=optimizer, device=device, layout=precision.layout, rng=drawing,

@@ -197,10 +197,11 @@ def plan_of(site: Site) -> TrainingPlan:
 
 
 def canary_plan(site: Site) -> TrainingPlan:
-    """The clients' plan with plain steps of rate 1, so that updates are the noisy means."""
+    """The clients' plan with plain steps of rate 1, so that updates are the noisy means; small networks have no parts
+    to freeze."""
     return replace(
         plan_of(site), optimizer="sgd", learning_rate=1.0, momentum=0.0, weight_decay=0.0, schedule="constant",
-        crop=None, translate=0.0, flip=0.0, clip_norm=None, freeze_norm=False,
+        crop=None, translate=0.0, flip=0.0, clip_norm=None, freeze_norm=False, frozen="none",
     )  # fmt: skip
 
 

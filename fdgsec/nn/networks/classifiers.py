@@ -125,13 +125,13 @@ class Classifier(nn.Module):
     def taking_outputs(self, last: str, shape: torch.Size) -> Iterator[None]:
         """Inside, inputs (N, *shape) are no images but outputs of the part `last`, and go through what comes after it.
 
-        Of the last part, means over the places (N, C, 1, 1) serve as well: the head sees no more of them."""
-        names = [name for name, _ in self.body.named_children()]
+        Of the last part, means over the places (N, C, 1, 1) serve as well where the neck begins with them."""
+        names, before = [name for name, _ in self.body.named_children()], self._computed
         self._computed = names.index(last) + 1, shape
         try:
             yield
         finally:
-            self._computed = 0, torch.Size()
+            self._computed = before
 
     def freeze(self, last: str, *, brain: bool = False) -> None:
         """Keep the weights and batch-norm statistics of the parts up to and including `last` as they are.

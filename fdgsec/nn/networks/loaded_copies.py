@@ -1,6 +1,7 @@
 """Copies of a network with another state, which cost one pass over the state instead of building the network."""
 
 import copy
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -15,6 +16,7 @@ Network = TypeVar("Network", bound=nn.Module)
 _HOOKS = tuple(name for name in vars(nn.Module()) if name.endswith("_hooks"))
 FEATURE_MAPS = 4  # axes of what has a layout
 _TABLES = ("_parameters", "_buffers", "_modules")
+_EMPTY = (dict, list, set, OrderedDict)
 _SHARED = (str, int, float, bool, type(None), torch.dtype, torch.device, torch.Size)
 """Types whose values never change, so that copies may share them."""
 
@@ -59,7 +61,23 @@ def own_copy(network: Network) -> Network:
 def _separate(module: nn.Module) -> bool:
     """Whether a module refers to others only by its tables: whatever else it holds is plain."""
     held = {name: value for name, value in vars(module).items() if name not in _TABLES}
-    return not any(held.get(name) for name in _HOOKS) and all(map(_plain, held.values()))
+    if any(held.get(name) for name in _HOOKS) or not all(map(_plain, held.values())) or _copies_itself(module):
+        return False
+    buffers = all(value is None or _own(value, Tensor) for value in module._buffers.values())
+    return buffers and all(value is None or _own(value, nn.Parameter) for value in module._parameters.values())
+
+
+def _copies_itself(module: nn.Module) -> bool:
+    """Whether a class says how its objects are copied; torch's own layers do for files of old versions alone."""
+    ways = (getattr(type(module), name, None) for name in ("__deepcopy__", "__getstate__", "__setstate__"))
+    return any(way is not None and not way.__module__.startswith("torch.") for way in ways)
+
+
+def _own(value: Tensor, kind: type[Tensor]) -> bool:
+    """Whether a tensor is of this very class, has nothing attached, and fills its memory alone."""
+    if type(value) is not kind or vars(value) or (value.requires_grad and kind is Tensor):
+        return False
+    return value.is_meta or value.untyped_storage().nbytes() == value.numel() * value.element_size()
 
 
 def _plain(value: object) -> bool:
@@ -100,8 +118,8 @@ class _Copier:
                 held[name] = {}
             elif isinstance(value, _SHARED):
                 held[name] = value
-            elif isinstance(value, dict | set | list) and not value:
-                held[name] = type(value)()
+            elif type(value) in _EMPTY and not value:
+                held[name] = self.memo.setdefault(id(value), type(value)())
             else:
                 held[name] = copy.deepcopy(value, self.memo)
         for table in ("_parameters", "_buffers"):

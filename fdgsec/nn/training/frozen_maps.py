@@ -2,33 +2,46 @@
 
 A plan may keep the first parts of a network as they are (`TrainingPlan.frozen`). Where it neither crops, moves nor
 flips images, every step sends the same images through the same weights. Then the outputs of these parts take the place
-of the images, in training and in evaluation: of a plan that trains nothing but the head, a step costs next to nothing.
+of the images: of a plan that trains nothing but the head, a step costs next to nothing. Only networks as fdgsec builds
+them are treated so, whose parts, frozen, make of an image what they make of it alone: an independence check of DP-SGD
+finds on outputs what it would find on images.
 
 Outputs are computed in blocks of one size, so that those of an image do not depend on which others come with it; from a
-pass over a training batch they differ by rounding. Files are sealed, and named by the weights and the images."""
+pass over a training batch they differ by rounding. Files are sealed, and named by the weights, the images, and the code
+that made them."""
 
 import hashlib
+from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import lru_cache
+from importlib.metadata import version
+from typing import cast
 
 import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
 from fdgsec.data.domains import as_float
-from fdgsec.nn.networks.classifiers import PARTS, Classifier
+from fdgsec.nn.networks.classifiers import PARTS, Classifier, Norm, build_classifier
 from fdgsec.nn.training.batches import TrainingSet
 from fdgsec.nn.training.precision import Precision
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.cache_files import cache_root
 from fdgsec.runtime.checked_files import recalled, remember
+from fdgsec.runtime.source_hash import source_sha256
 from fdgsec.runtime.tensor_files import read_safetensors
 
 BLOCK = 32
 """Images in one pass; the last ones are filled up with black ones."""
-_LIBRARIES = ("torch.nn.", "torchvision.", "fdgsec.nn.networks.")
-"""Where the modules of networks come from whose outputs, in evaluation mode, depend on nothing but an image."""
+KEPT_BYTES = 2**28
+"""Memory of a process for outputs that it may need again: those of 50,000 images of 1,280 numbers each."""
+
+_KEPT: OrderedDict[str, Tensor] = OrderedDict()  # memo: key of a file -> outputs, oldest first
+_FLOAT = Precision(dtype="float32", channels_last=True)
+
+Structure = tuple[tuple[str, type[nn.Module], str], ...]
 
 
 def kept_part(plan: TrainingPlan) -> str:
@@ -39,21 +52,23 @@ def kept_part(plan: TrainingPlan) -> str:
 
 @contextmanager
 def through_frozen(
-    model: Classifier, data: TrainingSet, objective: object, plan: TrainingPlan, *, rounds: int, precision: Precision
+    model: Classifier, data: TrainingSet, objective: object, plan: TrainingPlan, *, precision: Precision, first: bool
 ) -> Iterator[TrainingSet]:
     """Give what to train on: `data`, or the outputs of the frozen parts in place of its images, which `model`, once
     prepared for training, takes inside.
 
     It is `data` where the plan augments images or freezes nothing; where the objective does more with images than give
-    them to the network (it says so by `reads_no_pixels`); where an image has a partner; where the outputs of an image
-    take more memory than its pixels; and where all rounds together draw fewer images than there are."""
-    last = kept_part(plan)
-    drawn = rounds * plan.local_steps(len(data)) * plan.batch_size
-    usable = getattr(objective, "reads_no_pixels", False) and data.partners is None and drawn >= len(data) > 0
-    if not usable or not can_take_outputs(model, last, data.images):
+    them to the network and read its features or logits (it says so by `reads_no_pixels`); where an image has a partner;
+    where the network is not as it was built; where the outputs of an image take more memory than its pixels; and where
+    it has one step, or draws fewer images than there are. Of a `first` round the outputs go to the disk as well, so
+    that weights which a defense changes in every round leave no more than one file."""
+    last, steps = kept_part(plan), plan.local_steps(len(data))
+    usable = getattr(objective, "reads_no_pixels", False) and data.partners is None
+    often = steps > 1 and steps * plan.batch_size >= len(data)
+    if not (usable and often and can_take_outputs(model, last, data.images)):
         yield data
         return
-    outputs = outputs_of(model, data.images, last, precision)
+    outputs = outputs_of(model, data.images, last, precision, store=first)
     with model.taking_outputs(last, outputs.shape[1:]):
         yield replace(data, images=outputs)
 
@@ -61,34 +76,56 @@ def through_frozen(
 def can_take_outputs(model: Classifier, last: str, images: Tensor) -> bool:
     """Tell whether outputs of `last` can take the place of `images` (n, 3, H, W) uint8: of a network as it was built,
     whose outputs take no more memory than the pixels."""
-    if last == "none" or not len(images) or images.dtype != torch.uint8:
-        return False
-    if type(model) is not Classifier or not _is_fixed(model, last):
+    if last == "none" or not len(images) or images.dtype != torch.uint8 or not _is_as_built(model):
         return False
     output = _through_parts(model, images[:1], last, _FLOAT)[0]
     return output.shape != images.shape[1:] and output.numel() * output.element_size() <= images[0].numel()
 
 
-def outputs_of(model: Classifier, images: Tensor, last: str, precision: Precision) -> Tensor:
+def outputs_of(model: Classifier, images: Tensor, last: str, precision: Precision, *, store: bool = True) -> Tensor:
     """Compute or recall what the parts up to `last` make of `images` (n, 3, H, W) uint8, float32 on the CPU.
 
-    They are maps (n, C, h, w); of the whole body, their means (n, C, 1, 1), which is all that the head sees of them."""
-    key = f"frozen {last} {precision.frozen} {_fingerprint(model, last)} {_sha256(images)} {tuple(images.shape)}"
+    These parts are in evaluation mode. Outputs are maps (n, C, h, w); of the whole body, their means (n, C, 1, 1),
+    which is all that the head sees of them. Without `store`, or where the cache cannot be written, they are kept in
+    memory alone."""
+    key = _key(model, images, last, precision)
     path = cache_root() / "features" / f"frozen-{hashlib.sha256(key.encode()).hexdigest()[:32]}.safetensors"
-    found = recalled(path, key=key, read=lambda content: read_safetensors(content, source="its content")[0])
-    if found is not None:
-        return found["outputs"]
-    made = [_outputs(model, block, last, precision) for block in images.split(BLOCK)]
-    outputs = torch.cat(made).contiguous()
-    remember(path, save({"outputs": outputs}), key=key)
-    return outputs
+    found = _KEPT.get(key)
+    if found is None:
+        stored = recalled(path, key=key, read=lambda content: read_safetensors(content, source="its content")[0])
+        found = None if stored is None else stored["outputs"]
+        if found is None:
+            blocks = [_outputs(model, block, last, precision) for block in images.split(BLOCK)]
+            found = torch.cat(blocks).contiguous()
+            if store:
+                with suppress(OSError):
+                    remember(path, save({"outputs": found}), key=key)
+    _keep(key, found)
+    return found
 
 
-_FLOAT = Precision(dtype="float32", channels_last=True)
+def _keep(key: str, outputs: Tensor) -> None:
+    _KEPT[key] = outputs
+    _KEPT.move_to_end(key)
+    while len(_KEPT) > 1 and sum(each.numel() * each.element_size() for each in _KEPT.values()) > KEPT_BYTES:
+        _KEPT.popitem(last=False)
+
+
+def _key(model: Classifier, images: Tensor, last: str, precision: Precision) -> str:
+    """Everything that decides the outputs."""
+    device = next(model.parameters()).device
+    return " ".join(
+        map(str, [
+            "frozen", last, precision.frozen, precision.layout, model.backbone, model.norm, device.type,
+            _fingerprint(model, last), tuple(images.shape), hashlib.sha256(_content(images)).hexdigest(),
+            source_sha256("fdgsec.nn"), source_sha256("fdgsec.data"), version("torch"), version("torchvision"),
+            torch.get_num_threads(),
+        ])
+    )  # fmt: skip
 
 
 def _outputs(model: Classifier, images: Tensor, last: str, precision: Precision) -> Tensor:
-    """The outputs of at most BLOCK images, on the CPU, of parts that are in evaluation mode."""
+    """The outputs of at most BLOCK images, on the CPU."""
     filled = images.new_zeros(BLOCK, *images.shape[1:])
     filled[: len(images)] = images
     return _through_parts(model, filled, last, precision)[: len(images)].cpu().contiguous()
@@ -97,38 +134,47 @@ def _outputs(model: Classifier, images: Tensor, last: str, precision: Precision)
 def _through_parts(model: Classifier, images: Tensor, last: str, precision: Precision) -> Tensor:
     device = next(model.parameters()).device
     given = as_float(images.to(device)).contiguous(memory_format=precision.layout)
-    parts = dict(model.body.named_children())
     with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=precision.frozen == "bfloat16"):
         maps: Tensor = model.normalize(given)
         for name in PARTS[: PARTS.index(last) + 1]:
-            maps = parts[name](maps)
+            maps = model.body.get_submodule(name)(maps)
     maps = maps.float()
     return maps.mean((2, 3), keepdim=True) if last == PARTS[-1] else maps
 
 
-def _is_fixed(model: Classifier, last: str) -> bool:
-    """Whether the parts up to `last` are as they were built, and have nothing attached that could change outputs."""
-    parts = [model.normalize, *(model.body.get_submodule(name) for name in PARTS[: PARTS.index(last) + 1])]
-    return all(_plain(module) for part in parts for module in part.modules())
+def _is_as_built(model: Classifier) -> bool:
+    """Whether a network has the layers and constants that `build_classifier` gives it, and nothing is attached to them.
+
+    A method may change them (`Method.remodel`)."""
+    if any(map(_is_changed, model.modules())):
+        return False
+    built = _built(model.backbone, cast(Norm, model.norm), model.classes)
+    constants = ((model.normalize.mean, built.normalize.mean), (model.normalize.std, built.normalize.std))
+    same = all(torch.equal(ours.cpu(), theirs) for ours, theirs in constants)
+    return same and _structure(model) == _structure(built)
 
 
-def _plain(module: nn.Module) -> bool:
-    hooks = (module._forward_hooks, module._forward_pre_hooks)
-    return not any(hooks) and type(module).__module__.startswith(_LIBRARIES)
+def _is_changed(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks) or "forward" in vars(module)
+
+
+@lru_cache(maxsize=8)
+def _built(backbone: str, norm: Norm, classes: int) -> Classifier:
+    return build_classifier(backbone, classes, norm=norm, rng=None)
+
+
+def _structure(model: Classifier) -> Structure:
+    return tuple((name, type(module), module.extra_repr()) for name, module in model.named_modules())
 
 
 def _fingerprint(model: Classifier, last: str) -> str:
-    """Hash the weights and statistics of the parts up to `last`, and what they are weights of."""
-    digest = hashlib.sha256(f"{model.backbone} {model.norm}".encode())
+    """Hash the weights and statistics of the parts up to `last`."""
+    digest = hashlib.sha256()
     for name in PARTS[: PARTS.index(last) + 1]:
         for entry, value in model.body.get_submodule(name).state_dict().items():
             digest.update(f"{name}.{entry} {value.dtype} {tuple(value.shape)} ".encode())
             digest.update(_content(value))
     return digest.hexdigest()
-
-
-def _sha256(values: Tensor) -> str:
-    return hashlib.sha256(_content(values)).hexdigest()
 
 
 def _content(values: Tensor) -> memoryview:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ class Objective(Protocol):
     """Per-record losses, (B,) or more where the objective adds records of its own.
 
     `couples_records` is True where one record's loss depends on another record. An objective that does nothing with
-    images but give them to the network may say so by an attribute `reads_no_pixels`
+    images but call the network on them (`model` or `model.features`) may say so by an attribute `reads_no_pixels`
     (fdgsec/nn/training/frozen_maps.py)."""
 
     @property
@@ -61,7 +61,11 @@ class CrossEntropy:
     """Per-record cross-entropy."""
 
     couples_records: bool = False
-    reads_no_pixels: ClassVar[bool] = True
+
+    @property
+    def reads_no_pixels(self) -> bool:
+        """True for this class itself; a subclass must declare it again."""
+        return type(self) is CrossEntropy
 
     def __call__(self, batch: Batch, model: Classifier) -> Tensor:
         """Compute -log p(label), (B,)."""
@@ -121,7 +125,7 @@ def epochs(
     device, precision = prepare_training(model, plan, rng)
     optimizer = optimizer or optimizer_of([*model.parameters(), *beside], plan)
     total, seen, step, epoch = torch.zeros((), device=device), 0, 0, 0
-    with through_frozen(model, data, objective, plan, rounds=rounds, precision=precision) as given:
+    with through_frozen(model, data, objective, plan, precision=precision, first=round == 0) as given:
         given = given.on(device)
         while step < plan.steps if plan.steps is not None else epoch < plan.epochs:
             for group in optimizer.param_groups:

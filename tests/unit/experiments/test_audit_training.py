@@ -36,12 +36,12 @@ def document(out: Path) -> dict[str, object]:
     return found
 
 
-def gradient_canaries(count: int, *, batch: int, noise: float) -> GradientCanaries:
+def gradient_canaries(count: int, *, batch: int, noise: float, frozen: str = "none") -> GradientCanaries:
     config = attack_settings(
         "fedavg",
         {"per_domain": 20, "image_size": 32, "norm": "group", "device": "cpu", "rounds": 2,
          "defenses": (f"dp-sgd:noise_multiplier={noise},max_grad_norm=0.5",)},
-        assignments=[f"method.plan.batch_size={batch}", "method.plan.epochs=2"],
+        assignments=[f"method.plan.batch_size={batch}", "method.plan.epochs=2", f"method.plan.frozen={frozen}"],
     )  # fmt: skip
     site = site_of(config, AuditPlan(canaries=count), data_root=None, progress=NoProgress())
     return GradientCanaries(site=site, count=count)
@@ -70,6 +70,14 @@ def test_sampled_steps_show_a_canary_as_often_as_it_is_drawn():
     assert evidence.shape == (40, 200)
     assert float((evidence - evidence.round()).abs().max()) < 1e-3
     assert float(evidence.mean()) == pytest.approx(0.1, abs=0.015)  # 8,000 coins: standard error .0034
+
+
+def test_canaries_train_whole_networks_where_the_plan_freezes_parts_of_its_own():
+    canaries = gradient_canaries(4, batch=4, noise=1e-5, frozen="stage4")
+
+    found = canaries.observed(torch.ones(4, dtype=torch.bool), canaries.site.defense_stack)
+
+    assert float((found.evidence.sum(1) / math.sqrt(17) - 1).abs().max()) < 1e-3
 
 
 def test_evidence_is_added_up_as_log_likelihood_ratios():

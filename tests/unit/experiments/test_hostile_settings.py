@@ -7,6 +7,7 @@ import pytest
 
 from fdgsec.experiments.flower.jobs import settings_read
 from fdgsec.experiments.run_config import RunConfig, build, defense_of, load_preset, parse_value, train_settings
+from fdgsec.experiments.setup.run_inputs import method_of
 from fdgsec.runtime.errors import UsageError
 
 
@@ -97,3 +98,11 @@ def test_bundled_presets_are_read_as_before():
 @pytest.mark.parametrize(("text", "value"), [(".1", 0.1), ("-.5", -0.5), ("2.", 2.0), ("+.25", 0.25)])
 def test_numbers_without_a_digit_beside_the_point_are_numbers(text: str, value: float):
     assert parse_value(text) == value
+
+
+@pytest.mark.parametrize("value", ["none", '"none"'])
+def test_none_is_a_choice_where_it_is_listed(value: str):
+    plan = method_of(resolved(f"method.plan.frozen={value}")).client_plan
+
+    assert plan is not None
+    assert plan.frozen == "none"

@@ -1,7 +1,10 @@
 """A copy of a network with another state is the network that is built and loaded, and shares nothing with it."""
 
+from collections import defaultdict
+from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -110,11 +113,18 @@ def test_a_network_whose_parts_are_held_outside_its_tables_has_no_skeleton(held:
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
-def test_an_own_copy_is_a_deep_one(norm: Norm):
+def test_an_own_copy_is_a_deep_one(norm: Norm, monkeypatch: pytest.MonkeyPatch):
     original = built("tiny", norm).to(memory_format=torch.channels_last)
-    original.get_submodule("stem" if isinstance(original, nn.Sequential) else "body.stem").requires_grad_(False).eval()
+    original.get_submodule("body.stem").requires_grad_(False).eval()
 
-    ours, theirs = own_copy(original), deepcopy(original)
+    theirs = deepcopy(original)
+    copied, slow = list[object](), deepcopy
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            "fdgsec.nn.networks.loaded_copies.copy.deepcopy", lambda value, memo: (copied.append(value), slow(value))[1]
+        )
+        ours = own_copy(original)
+    assert not any(isinstance(value, nn.Module | Tensor) for value in copied)
 
     assert all(torch.equal(tensors(ours)[name], value) for name, value in tensors(theirs).items())
     assert all(tensors(ours)[name].stride() == value.stride() for name, value in tensors(theirs).items())
@@ -125,10 +135,72 @@ def test_an_own_copy_is_a_deep_one(norm: Norm):
     }
 
 
-def test_an_own_copy_of_a_network_with_hooks_is_a_deep_one_too():
-    network, calls = nn.Sequential(nn.Linear(2, 2)), list[int]()
-    network.register_forward_hook(lambda *_: calls.append(1))
+def with_a_hook() -> nn.Module:
+    network = nn.Sequential(nn.Linear(2, 2))
+    network.register_forward_hook(partial(keep_last, network[0]))
+    return network
 
-    own_copy(network)(torch.zeros(1, 2))
 
-    assert calls == [1]
+def keep_last(layer: nn.Module, _module: nn.Module, _given: object, made: Tensor) -> None:
+    layer.last = made
+
+
+def with_parts_in_a_list() -> nn.Module:
+    network = nn.Sequential(nn.Linear(2, 2))
+    network.parts = [network[0]]  # type: ignore[assignment]
+    return network
+
+
+@pytest.mark.parametrize("make", [with_a_hook, with_parts_in_a_list])
+def test_an_own_copy_refers_to_no_part_of_the_original(make: Callable[[], nn.Module]):
+    network = make()
+
+    copied = own_copy(network)
+    copied(torch.zeros(1, 2))
+
+    assert not hasattr(network[0], "last")  # type: ignore[index]
+    if make is with_a_hook:
+        assert hasattr(copied[0], "last")  # type: ignore[index]
+    else:
+        assert copied.parts[0] is copied[0]  # type: ignore[index,union-attr]
+
+
+class Counting(nn.Linear):
+    """A layer that says how it is copied."""
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "Counting":
+        made = Counting(2, 2)
+        made.copied = True
+        return made
+
+
+def with_views() -> nn.Module:
+    layer, numbers = nn.Linear(2, 2), torch.zeros(4)
+    layer.register_buffer("first", numbers[:2])
+    layer.register_buffer("last", numbers[2:])
+    return layer
+
+
+def with_one_list() -> nn.Module:
+    network, shared = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), list[int]()
+    network[0].seen = network[1].seen = shared  # type: ignore[assignment]
+    return network
+
+
+def with_counts() -> nn.Module:
+    layer = nn.Linear(2, 2)
+    layer.counts = defaultdict(int)  # type: ignore[assignment]
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("make", "holds"), [
+        (lambda: Counting(2, 2), lambda made: made.copied),
+        (with_views, lambda made: made.first.untyped_storage().data_ptr() == made.last.untyped_storage().data_ptr()),
+        (with_one_list, lambda made: made[0].seen is made[1].seen),
+        (with_counts, lambda made: made.counts["new"] == 0),
+    ],
+)  # fmt: skip
+def test_an_own_copy_keeps_what_a_deep_one_does(make: Callable[[], nn.Module], holds: Callable[[Any], bool]):
+    assert holds(deepcopy(make()))
+    assert holds(own_copy(make()))
