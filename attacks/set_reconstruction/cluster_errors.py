@@ -37,8 +37,6 @@ KEPT = 2
 """Galleries whose lists are kept."""
 MOST_CLUSTERED = 750_000
 """Images in these lists, if they are more than CLIENTS: 1,500 lists of 500."""
-LARGEST_SHARE = 2 / 3
-"""Of the adversary's own images of a domain that a client in the negative control holds at most."""
 
 
 LEAST_SPREAD = 1e-9
@@ -143,10 +141,9 @@ class NearlyEqual:
         return self.made[asked]
 
     def client(self, images: int, rng: torch.Generator) -> DomainDataset:
-        """A client of the adversary's own images, of at most LARGEST_SHARE of them."""
+        """A client of as many of the adversary's own images, or of all of them where it has fewer."""
         own = images_of(self.knowledge, self.domain)
-        held = min(images, max(2, int(LARGEST_SHARE * len(own))))
-        return own.subset(torch.randperm(len(own), generator=rng)[:held])
+        return own.subset(torch.randperm(len(own), generator=rng)[:images])
 
 
 Kept = TypeVar("Kept")
@@ -238,7 +235,7 @@ def shared_by(images: DomainDataset, knowledge: Knowledge) -> ListSharing:
 
 
 def released_by(clients: Sequence[DomainDataset], knowledge: Knowledge, rng: torch.Generator) -> list[Artifact]:
-    """What each of `clients`, of the adversary's own images, would release.
+    """What each of `clients`, of candidates or of the adversary's own images, would release.
 
     Raises UsageError where the adversary cannot run the target's method, or one releases nothing."""
     if knowledge.simulate is None:

@@ -17,7 +17,7 @@ from fdgsec.attacks.set_reconstruction.cluster_errors import (
 )
 from fdgsec.attacks.set_reconstruction.clustered_means import ClusterReader, cluster_reader
 from fdgsec.attacks.set_reconstruction.list_equations import ListEquations
-from fdgsec.attacks.set_reconstruction.unequal_weights import ranked_weights, solved_unequal
+from fdgsec.attacks.set_reconstruction.unequal_weights import listed_weights, ranked_weights, solved_unequal
 from fdgsec.data.roles import Roles
 from fdgsec.defenses.style_noise import StyleNoise
 from fdgsec.experiments.simulated_runs.challenger import Challenger
@@ -36,6 +36,8 @@ QUESTION = Question(kind="resampled_clients", count=6, records=20, gallery=40)
 NOISE = StyleNoise(p=0.1, scale=0.3)
 FEW = 26
 """Of 256 means: about as many as there are members, and fewer than candidates."""
+FEWER = 22
+"""So few that no list is told by the means alone."""
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +56,9 @@ def read(challenger: Challenger, knowledge: Knowledge) -> tuple[ClusterReader, l
     return cluster_reader([case for case, _ in mine], knowledge, stream(0, "attack", "reader")), mine
 
 
-def of_few_means(known: ListEquations) -> ListEquations:
-    """FEW of the equations."""
-    kept = np.linspace(0, len(known.release) - 1, FEW).astype(int)
+def of_few_means(known: ListEquations, count: int = FEW) -> ListEquations:
+    """So many of the equations."""
+    kept = np.linspace(0, len(known.release) - 1, count).astype(int)
     return replace(
         known, candidates=known.candidates[:, kept], release=known.release[kept], noise=known.noise[kept],
         spread=known.spread[kept],
@@ -106,6 +108,18 @@ def test_stds_of_the_same_weights_rank_better_than_means_that_leave_them_open(
 
     means, stds = np.mean(ranked, axis=0)
     assert stds > means
+
+
+@pytest.mark.medium
+def test_stds_of_the_same_weights_find_whole_lists_that_means_leave_open(roles: Roles):
+    challenger, knowledge = set_up(roles)
+    reader, pairs = read(challenger, knowledge)
+    assert reader.spreads is not None
+
+    for case, truth in pairs:
+        few = of_few_means(reader.weights.equations(case, case), FEWER)
+        assert listed_weights(few) is None
+        assert torch.equal(reader.spreads.solved(case, case, few).believed(), members_of(truth))
 
 
 @pytest.mark.medium
