@@ -6,7 +6,7 @@ contrastive losses violate this. A check of layers does not see what a loss does
 first."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 
@@ -63,7 +63,13 @@ class _Run:
     def losses(self, batch: Batch) -> Tensor:
         """Compute the losses with the draws of this moment."""
         with _draws(batch.images.device, self.offset):
-            return self.objective(batch, self.network).float()
+            found = self.objective(batch, self.network)
+        return found if found.dtype == torch.float64 else found.float()
+
+    def exact(self) -> "_Run":
+        """Copy the moment with a network in float64."""
+        made = self.copied()
+        return replace(made, network=made.network.double())
 
     def gradient(self, losses: Tensor, weights: Tensor) -> list[Tensor]:
         """Compute the gradient of `weights` . `losses` in each trained parameter that it reaches; zeros elsewhere."""
@@ -111,7 +117,7 @@ def check_independence(
             disturb(now.network, rng)
         moment = _probe(now, batch, kept, rng, method=method, number=number)
     for record in torch.randperm(len(batch.labels), generator=rng)[:2].tolist():
-        _check_alone(moment.copied(), batch, record, method)
+        _check_alone(moment, batch, record, method)
 
 
 def _check_replay(moment: _Run, batch: Batch, method: str) -> None:
@@ -155,21 +161,21 @@ def _check_memory(one: _Run, other: _Run, batch: Batch, rng: torch.Generator, me
         )  # fmt: skip
 
 
-def _check_alone(run: _Run, batch: Batch, record: int, method: str) -> None:
-    """Compare a record's loss and gradient length in a batch and alone, over draws until the two groups overlap."""
-    rows = torch.tensor([record])
-    alone = _rows(batch, rows)
-    unit = torch.zeros(len(batch.labels)).index_fill(0, rows, 1.0)
-    spans: list[tuple[list[float], list[float]]] = [([], []), ([], [])]
-    for draw in range(DRAWS):
-        for side, (given, weights) in enumerate([(batch, unit), (alone, torch.ones(1))]):
-            try:
-                losses = replace(run, offset=2 * draw + side).losses(given)
-            except (ValueError, RuntimeError, IndexError, ZeroDivisionError) as error:
-                raise BatchCouplingError(f"record {record} fails alone ({error})".replace("\n", " "), method) from error
-            spans[0][side].append(float((losses.detach().cpu() * weights).sum()))
-            spans[1][side].append(_length(run.gradient(losses, weights)))
-        if not any(_lie_apart(*span) for span in spans):
+def _check_alone(moment: _Run, batch: Batch, record: int, method: str) -> None:
+    """Compare a record's loss and gradient length in a batch and alone, over draws until the two groups overlap.
+
+    Where they lie apart they are compared in float64 as well, if the objective computes in it: other shapes run through
+    other kernels, and what large logits are rounded by shows in a small loss."""
+    try:
+        spans = _beside_and_alone(moment.copied(), batch, record)
+    except (ValueError, RuntimeError, IndexError, ZeroDivisionError) as error:
+        raise BatchCouplingError(f"record {record} fails alone ({error})".replace("\n", " "), method) from error
+    if spans is None:
+        return
+    with contextlib.suppress(ValueError, RuntimeError, IndexError, ZeroDivisionError):
+        partners = None if batch.partners is None else batch.partners.double()
+        exact = replace(batch, images=batch.images.double(), partners=partners)
+        if _beside_and_alone(moment.exact(), exact, record) is None:
             return
     quantity = "loss" if _lie_apart(*spans[0]) else "gradient's length"
     company, single = (sum(values) / DRAWS for values in spans[0 if quantity == "loss" else 1])
@@ -177,6 +183,21 @@ def _check_alone(run: _Run, batch: Batch, record: int, method: str) -> None:
         f"the {quantity} of record {record} is {company:.3g} in a batch of {len(batch.labels)} and {single:.3g} alone",
         method,
     )
+
+
+def _beside_and_alone(run: _Run, batch: Batch, record: int) -> Sequence[tuple[list[float], list[float]]] | None:
+    """A record's losses in a batch and alone, and the lengths of its gradient; None where they overlap."""
+    rows = torch.tensor([record])
+    unit = torch.zeros(len(batch.labels)).index_fill(0, rows, 1.0)
+    spans: list[tuple[list[float], list[float]]] = [([], []), ([], [])]
+    for draw in range(DRAWS):
+        for side, (given, weights) in enumerate([(batch, unit), (_rows(batch, rows), torch.ones(1))]):
+            losses = replace(run, offset=2 * draw + side).losses(given)
+            spans[0][side].append(float((losses.detach().cpu() * weights).sum()))
+            spans[1][side].append(_length(run.gradient(losses, weights)))
+        if not any(_lie_apart(*span) for span in spans):
+            return None
+    return spans
 
 
 def _blame(now: _Run, batch: Batch, other: Batch, kept: Tensor) -> str:

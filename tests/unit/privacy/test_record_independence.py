@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -180,6 +180,37 @@ def weighed_by_class(batch: Batch, model: Classifier, rng: torch.Generator) -> T
 @pytest.mark.medium
 def test_records_that_do_not_meet_are_left_in_peace(loss: Loss, seed: int):
     check(Made(loss), seed=seed)
+
+
+def confident(scale: float) -> tuple[Classifier, Batch]:
+    """A linear network of thousands of inputs, whose logits are so large that they differ by rounding in a
+    batch and alone; it gives each record its own label."""
+    head = nn.Linear(3 * 32 * 32, 3)
+    with torch.no_grad():
+        rng = drawn("head")  # what all classes share decides nothing, and is rounded with the rest
+        head.weight.copy_(
+            scale * torch.randn(1, 3 * 32 * 32, generator=rng) + torch.randn(3, 3 * 32 * 32, generator=rng) / 10
+        )
+        head.bias.zero_()
+    model = Classifier(backbone="tiny", norm="group", body=nn.Identity(), neck=nn.Flatten(), head=head)
+    given = batch()
+    return model, replace(given, labels=model(given.images).argmax(1))
+
+
+@pytest.mark.parametrize("scale", [10.0, 100.0, 1000.0])
+def test_rounding_is_no_coupling(scale: float):
+    model, given = confident(scale)
+    for seed in range(12):
+        check_independence(CrossEntropy(), model, given, drawn("check", seed), method="fedavg")
+
+
+@pytest.mark.parametrize("scale", [10.0, 100.0, 1000.0])
+@pytest.mark.parametrize("loss", [divided_by_the_batch, divided_by_the_batch_under_noise])
+def test_records_that_meet_are_found_beside_rounding(loss: Loss, scale: float):
+    model, given = confident(scale)
+    labels = (given.labels + 1) % 3
+    with pytest.raises(BatchCouplingError, match="in a batch of 8"):
+        check_independence(Made(loss), model, replace(given, labels=labels), drawn("check"), method="fedavg")
 
 
 def third_looks_at_seventh(batch: Batch, model: Classifier, rng: torch.Generator) -> Tensor:
