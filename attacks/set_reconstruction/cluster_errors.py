@@ -141,9 +141,10 @@ class NearlyEqual:
         return self.made[asked]
 
     def client(self, images: int, rng: torch.Generator) -> DomainDataset:
-        """A client of as many of the adversary's own images, or of all of them where it has fewer."""
+        """A client of as many of the adversary's own images; of two thirds of them, where it has no more than that."""
         own = images_of(self.knowledge, self.domain)
-        return own.subset(torch.randperm(len(own), generator=rng)[:images])
+        held = images if images < len(own) else max(2, 2 * len(own) // 3)
+        return own.subset(torch.randperm(len(own), generator=rng)[:held])
 
 
 Kept = TypeVar("Kept")

@@ -6,6 +6,7 @@ contrastive losses violate this. A check of layers does not see what a loss does
 first."""
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -30,7 +31,8 @@ GRADIENT_TOLERANCE = 1e-4
 ALONE_TOLERANCE = 1e-3
 """The same for a single record, whose batch has another shape and hence other kernels."""
 DRAWS = 16
-"""Losses of a record alone, and as many in a batch; by chance the two groups separate in 2 of C(32, 16) = 6e8 cases."""
+"""Losses of a record alone, and as many in a batch; by chance the two groups separate in 2 of C(32, 16) = 6e8 cases,
+and what they are in float32 must be so in float64 as well."""
 
 
 class BatchCouplingError(UsageError):
@@ -249,6 +251,8 @@ def _turn(before: list[Tensor], after: list[Tensor]) -> float:
 
 
 def _lie_apart(ones: list[float], others: list[float]) -> bool:
+    if all(map(math.isfinite, ones)) != all(map(math.isfinite, others)):
+        return True
     gap = max(min(ones) - max(others), min(others) - max(ones))
     return gap > ALONE_TOLERANCE * max(map(abs, [*ones, *others]))
 

@@ -26,7 +26,7 @@ def accuracy_document(
 
     Beside each accuracy stands "majority_share": that of always naming the most frequent class of those images.
     `second` is LTDO's validation domain, on which no client trains. `frozen` is the last part of the network that
-    training never changed: its outputs may be recalled from the cache (fdgsec/nn/training/frozen_maps.py)."""
+    the plan freezes: its outputs may be recalled from the cache (fdgsec/nn/training/frozen_maps.py)."""
     network = model.module()
     name = _named(unseen)
     judged = classification(logits(network, unseen.pixels(), frozen=frozen), unseen.labels)

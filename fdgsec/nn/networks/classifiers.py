@@ -93,7 +93,7 @@ class Classifier(nn.Module):
         computed, shape = self._computed
         if computed and images.shape[1:] == shape:
             if between:
-                raise ValueError("a network that takes outputs of its frozen parts has no places before them.")
+                raise ValueError("a network that takes outputs of its frozen parts takes no hooks between stages.")
             return self._through(images, computed)
         if images.ndim != 4 or images.shape[1] != 3 or not images.is_floating_point():
             raise ValueError(f"images must be float (N, 3, H, W) in [0, 1]; got {images.dtype} {tuple(images.shape)}.")

@@ -39,6 +39,8 @@ KEPT_BYTES = 2**28
 """Memory of a process for outputs that it may need again: those of 50,000 images of 1,280 numbers each."""
 
 _KEPT: OrderedDict[str, Tensor] = OrderedDict()  # memo: key of a file -> outputs, oldest first
+_COMPUTING = ("forward", "features", "maps")
+"""What computes outputs; on an object, in place of its class's."""
 _FLOAT = Precision(dtype="float32", channels_last=True)
 
 Structure = tuple[tuple[str, type[nn.Module], str], ...]
@@ -60,8 +62,8 @@ def through_frozen(
     It is `data` where the plan augments images or freezes nothing; where the objective does more with images than give
     them to the network and read its features or logits (it says so by `reads_no_pixels`); where an image has a partner;
     where the network is not as it was built; where the outputs of an image take more memory than its pixels; and where
-    it has one step, or draws fewer images than there are. Of a `first` round the outputs go to the disk as well, so
-    that weights which a defense changes in every round leave no more than one file."""
+    the call takes one step, or draws fewer images than there are. Of a `first` round the outputs go to the disk as
+    well, so that weights which a defense changes in every round leave no more than one file."""
     last, steps = kept_part(plan), plan.local_steps(len(data))
     usable = getattr(objective, "reads_no_pixels", False) and data.partners is None
     often = steps > 1 and steps * plan.batch_size >= len(data)
@@ -155,7 +157,7 @@ def _is_as_built(model: Classifier) -> bool:
 
 
 def _is_changed(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks) or "forward" in vars(module)
+    return bool(module._forward_hooks or module._forward_pre_hooks) or not vars(module).keys().isdisjoint(_COMPUTING)
 
 
 @lru_cache(maxsize=8)

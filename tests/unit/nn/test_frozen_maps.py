@@ -132,7 +132,9 @@ def test_parts_after_the_frozen_ones_train_on_outputs_as_on_images(counted: list
     for objective in (CrossEntropy(), Anything()):
         model = build_classifier("efficientnet_lite0", 3, rng=stream(0, "world", "network"))
         epochs(model, data, objective, plan, stream(0, "world", "training"))
-        found.append(torch.cat([parameter.detach().flatten() for parameter in model.body.stage4.parameters()]))
+        found.append(
+            torch.cat([parameter.detach().flatten() for parameter in model.body.get_submodule("stage4").parameters()])
+        )
 
     torch.testing.assert_close(*found, rtol=1e-3, atol=2e-4)
     assert counted == [20]
@@ -198,11 +200,11 @@ def test_maps_in_the_middle_of_a_network_go_on_from_there(own_cache: Path):
         model(outputs)  # outside, maps are no images
 
 
-def test_a_network_that_takes_outputs_has_no_places_before_them(own_cache: Path):
+def test_a_network_that_takes_outputs_takes_no_hooks_between_stages(own_cache: Path):
     model = network().eval()
     outputs = outputs_of(model, images(), "stage4", FLOAT)
 
-    with model.taking_outputs("stage4", outputs.shape[1:]), pytest.raises(ValueError, match="no places before"):
+    with model.taking_outputs("stage4", outputs.shape[1:]), pytest.raises(ValueError, match="no hooks between stages"):
         model.maps(outputs, between={"stage1": lambda maps: maps})
 
 
@@ -282,7 +284,7 @@ class Doubling(nn.Module):
 
 def hooked(place: str) -> Callable[[Classifier], Classifier]:
     def change(model: Classifier) -> Classifier:
-        model.get_submodule(place).register_forward_hook(lambda _module, _given, made: made + 1)
+        model.get_submodule(place).register_forward_hook(lambda _module, _given, made: torch.add(made, 1))
         return model
 
     return change
@@ -316,7 +318,7 @@ def with_other_constants(model: Classifier) -> Classifier:
 def with_a_function_in_its_place(model: Classifier) -> Classifier:
     stage = model.body.get_submodule("stage2")
     forward = stage.forward
-    stage.forward = lambda maps: forward(maps) + 1  # type: ignore[method-assign]
+    stage.forward = lambda maps: torch.add(forward(maps), 1)  # type: ignore[method-assign]
     return model
 
 

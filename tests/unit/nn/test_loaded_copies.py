@@ -168,6 +168,8 @@ def test_an_own_copy_refers_to_no_part_of_the_original(make: Callable[[], nn.Mod
 class Counting(nn.Linear):
     """A layer that says how it is copied."""
 
+    copied: bool = False
+
     def __deepcopy__(self, memo: dict[int, object]) -> "Counting":
         made = Counting(2, 2)
         made.copied = True

@@ -121,10 +121,15 @@ def with_a_neighbor(batch: Batch, model: Classifier, rng: torch.Generator) -> Te
     return entropy(model(batch.images), batch) + batch.labels[1] * 0  # there is no second record in a batch of one
 
 
+def without_meaning_alone(batch: Batch, model: Classifier, rng: torch.Generator) -> Tensor:
+    count = torch.tensor(float(len(batch.labels)))
+    return entropy(model(batch.images), batch) * count / (count - 1)  # infinite for a record alone
+
+
 COUPLED = [
     centered, centered_without_gradient, shifted_by_a_number_of_the_batch, steered_by_neighbors, pulling_neighbors,
     mixed, mixed_maps, contrasted, spared_by_seeds, weighed_by_draws_of_labels, divided_by_the_batch,
-    divided_by_the_batch_under_noise, with_a_neighbor,
+    divided_by_the_batch_under_noise, with_a_neighbor, without_meaning_alone,
 ]  # fmt: skip
 
 

@@ -1,17 +1,22 @@
-"""The accuracy of CCST with public and with private styles, as a table in docs/results.md.
+"""Accuracies in the `cpu` protocol and its ablations, as tables in docs/results.md.
 
     fdgsec bench --ablation cpu-private-styles --dataset pacs --methods fedavg,ccst,private-8 --seeds 3 \
         --set method.plan.learning_rate=3e-4 --workers 2 --out benchmarks/results/cpu-private-styles
-    python -m benchmarks.private_styles_table
+    fdgsec bench --protocol cpu --dataset pacs --methods fedavg,mixstyle,ccst,stablefdg,fisc --seeds 1 \
+        --set method.plan.learning_rate=3e-4 --workers 2 --out benchmarks/results/cpu-one-rate
+    fdgsec bench --ablation cpu-dp-head --dataset pacs --seeds 3 --out benchmarks/results/cpu-dp-head
+    python -m benchmarks.cpu_tables
 
-The first command goes on where it stopped. Only seeds count of which every arm has all domains, where there are any.
-Differences are between cells of the same domain and seed. Of one seed the interval is of test images alone, as if the
-images of two arms were different ones, which they are not: it is too wide for that reason, and too narrow because
-another seed is another training. Of several it is Student's, of the differences of their means over domains."""
+The commands of `bench` go on where they stopped. Of an arm only seeds count that have every domain that it has at all,
+where there are any. Differences are between cells of the same domain and seed. Of one seed the interval is of test
+images alone, as if the images of two arms were different ones, which they are not: it is too wide for that reason, and
+too narrow because another seed is another training. Of several it is Student's, of the differences of their means over
+domains."""
 
 import argparse
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -25,23 +30,53 @@ from fdgsec.experiments.report.text_tables import markdown_table
 from fdgsec.experiments.report.words import short
 from fdgsec.runtime.errors import DataError
 
-RESULTS = Path(__file__).parent / "results" / "cpu-private-styles" / "results.json"
+RESULTS = Path(__file__).parent / "results"
 BASELINE, PUBLIC = "fedavg", "ccst"
 PRIVATE = "private-"
 """How the names of arms begin whose styles are private: these are compared with CCST's public ones too."""
-WORDS = {
-    "fedavg": "FedAvg, which shares no styles",
-    "ccst": "CCST",
-    "private-8": "CCST, `private-styles:epsilon=8`",
-    "private-1": "CCST, `private-styles:epsilon=1`",
-}
 NORMAL = 1.959964  # two-sided 95%
 
 Row = Mapping[str, Any]
 
 
-def table(rows: Sequence[Row]) -> str:
-    """One line per arm: each unseen domain's accuracy, their mean, own domains, and the differences to FedAvg and CCST.
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """A table: the `name` of its marks in the page, the folder of its runs, and the arms in order with their words."""
+
+    name: str
+    folder: str
+    words: Mapping[str, str]
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        """The stored cells of its arms; those of the runs that chose a learning rate have no accuracy to show."""
+        cells = stored(RESULTS / self.folder / "results.json").values()
+        return [row for row in cells if row["arm"] in self.words and "value" in row["accuracy"]]
+
+
+PRIVATE_STYLES = Shown(
+    name="private styles", folder="cpu-private-styles",
+    words={
+        "fedavg": "FedAvg, which shares no styles", "ccst": "CCST", "private-8": "CCST, `private-styles:epsilon=8`",
+        "private-1": "CCST, `private-styles:epsilon=1`",
+    },
+)  # fmt: skip
+ONE_RATE = Shown(
+    name="one learning rate", folder="cpu-one-rate",
+    words={
+        "fedavg": "FedAvg", "mixstyle": "MixStyle", "ccst": "CCST", "stablefdg": "StableFDG", "fisc": "FISC",
+    },
+)  # fmt: skip
+DP_HEAD = Shown(
+    name="private heads", folder="cpu-dp-head",
+    words={"fedavg": "FedAvg, not private"} | {f"dp-{epsilon}": f"epsilon {epsilon}" for epsilon in (16, 8, 4, 2, 1)},
+)  # fmt: skip
+TABLES = (PRIVATE_STYLES, ONE_RATE, DP_HEAD)
+
+
+def table(rows: Sequence[Row], words: Mapping[str, str] = PRIVATE_STYLES.words) -> str:
+    """One line per arm of `words`: each unseen domain's accuracy, their mean, own domains, and the difference to FedAvg
+    (of private styles to CCST, too).
 
     An arm has a mean once it has every domain. Raises DataError for two cells of one arm, domain and seed: they are
     runs of different settings."""
@@ -49,22 +84,25 @@ def table(rows: Sequence[Row]) -> str:
     twice = next((cell for cell, count in cells.items() if count > 1), None)
     if twice is not None:
         raise DataError(
-            f"{RESULTS.name} has several cells of {twice[0]}, {twice[1]}, seed {twice[2]}: keep one's settings."
+            f"results.json has several cells of {twice[0]}, {twice[1]}, seed {twice[2]}: keep one's settings."
         )
     domains = sorted({str(row["domain"]) for row in rows})
     rows = of_whole_seeds(rows)
-    arms = [arm for arm in WORDS if any(row["arm"] == arm for row in rows)]
-    header = ["arm", *domains, "mean", "own domains", "minus FedAvg, points", "minus CCST, points", "CPU minutes"]
-    return markdown_table(header, [_line(rows, arm, domains) for arm in arms], numbers="right").strip()
+    arms = [arm for arm in words if any(row["arm"] == arm for row in rows)]
+    bases = ["minus FedAvg, points", *(["minus CCST, points"] if any(arm.startswith(PRIVATE) for arm in words) else [])]
+    header = ["arm", *domains, "mean", "own domains", *bases, "CPU minutes"]
+    lines = [[words[arm], *_line(rows, arm, domains, of_styles=len(bases) > 1)] for arm in arms]
+    return markdown_table(header, lines, numbers="right").strip()
 
 
 def of_whole_seeds(rows: Sequence[Row]) -> Sequence[Row]:
-    """The cells of those seeds of which every arm has every domain; all where there is no such seed."""
-    wanted = {(row["arm"], row["domain"]) for row in rows}
-    arms, domains = {arm for arm, _ in wanted}, {domain for _, domain in wanted}
-    cells = Counter(row["seed"] for row in rows)
-    whole = [row for row in rows if cells[row["seed"]] == len(arms) * len(domains)]
-    return whole or rows
+    """The cells of those seeds of which an arm has every domain that it has at all; all where there is no such seed."""
+    found = list[Row]()
+    for arm in {row["arm"]: None for row in rows}:
+        own = _of(rows, arm)
+        domains, cells = {row["domain"] for row in own}, Counter(row["seed"] for row in own)
+        found += [row for row in own if cells[row["seed"]] == len(domains)] or own
+    return found
 
 
 def by_seed(rows: Sequence[Row], arm: str, base: str = BASELINE) -> Mapping[int, float]:
@@ -98,20 +136,21 @@ def difference(rows: Sequence[Row], arm: str, base: str = BASELINE) -> tuple[flo
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Write the table of the stored cells."""
+    """Write the tables of the stored cells."""
     argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args(arguments)
-    write_table("results.md", "private styles", table(list(stored(RESULTS).values())))
+    for shown in TABLES:
+        write_table("results.md", shown.name, table(shown.rows, shown.words))
 
 
-def _line(rows: Sequence[Row], arm: str, domains: Sequence[str]) -> list[str]:
+def _line(rows: Sequence[Row], arm: str, domains: Sequence[str], *, of_styles: bool) -> list[str]:
     own, columns = _of(rows, arm), _columns(rows, arm)
     known = [share for row in own if (share := own_domains_of(row)) is not None]
     minutes = sum(row["processor_seconds"] for row in own) / 60 / len(own)
     mean = _decimals(sum(map(_mean, columns.values())) / len(columns)) if len(columns) == len(domains) else "-"
     cells = [_cell(columns[domain]) if domain in columns else "-" for domain in domains]
     own_domains = _decimals(sum(known) / len(known)) if len(known) == len(own) else "-"
-    cost = _gap(rows, arm, PUBLIC) if arm.startswith(PRIVATE) else ""
-    return [WORDS[arm], *cells, mean, own_domains, _gap(rows, arm), cost, f"{minutes:.0f}"]
+    cost = [_gap(rows, arm, PUBLIC) if arm.startswith(PRIVATE) else ""] if of_styles else []
+    return [*cells, mean, own_domains, _gap(rows, arm), *cost, f"{minutes:.1f}" if minutes < 1 else f"{minutes:.0f}"]
 
 
 def _gap(rows: Sequence[Row], arm: str, base: str = BASELINE) -> str:
