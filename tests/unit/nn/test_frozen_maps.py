@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fdgsec.methods.fedprox import Proximal
-from fdgsec.nn.networks.classifiers import Classifier, Normalization, build_classifier
+from fdgsec.nn.networks.classifiers import BACKBONES, Classifier, Norm, Normalization, build_classifier
 from fdgsec.nn.training import frozen_maps
 from fdgsec.nn.training.batches import Batch, TrainingSet
 from fdgsec.nn.training.frozen_maps import BLOCK, can_take_outputs, kept_part, outputs_of, through_frozen
@@ -216,6 +216,19 @@ def test_a_model_is_judged_on_outputs_as_on_images(counted: list[int]):
     torch.testing.assert_close(judged[0], judged[1], rtol=1e-5, atol=1e-6)
     assert torch.equal(judged[1], judged[2])
     assert counted == [20]
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+@pytest.mark.parametrize("backbone", BACKBONES)
+@pytest.mark.medium
+def test_every_backbone_is_judged_on_its_means_as_on_images(backbone: str, norm: Norm, own_cache: Path):
+    model = build_classifier(backbone, 3, norm=norm, rng=stream(0, "world", "network")).eval()
+    few = images(3, side=64)
+    assert can_take_outputs(model, "stage4", few)
+
+    ours, plain = (logits(model, few, frozen=part) for part in ("stage4", "none"))
+
+    torch.testing.assert_close(ours, plain, rtol=1e-3, atol=1e-4 * float(plain.abs().max()))
 
 
 def test_only_a_first_round_leaves_a_file(counted: list[int], own_cache: Path):
