@@ -11,6 +11,7 @@ pass over a training batch they differ by rounding. Files are sealed, and named 
 that made them."""
 
 import hashlib
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -39,6 +40,7 @@ KEPT_BYTES = 2**28
 """Memory of a process for outputs that it may need again: those of 50,000 images of 1,280 numbers each."""
 
 _KEPT: OrderedDict[str, Tensor] = OrderedDict()  # memo: key of a file -> outputs, oldest first
+_KEEPING = threading.Lock()
 _COMPUTING = ("forward", "features", "maps")
 """What computes outputs; on an object, in place of its class's."""
 _FLOAT = Precision(dtype="float32", channels_last=True)
@@ -107,10 +109,12 @@ def outputs_of(model: Classifier, images: Tensor, last: str, precision: Precisio
 
 
 def _keep(key: str, outputs: Tensor) -> None:
-    _KEPT[key] = outputs
-    _KEPT.move_to_end(key)
-    while len(_KEPT) > 1 and sum(each.numel() * each.element_size() for each in _KEPT.values()) > KEPT_BYTES:
-        _KEPT.popitem(last=False)
+    """Keep the outputs, and as many of those before as fit beside them."""
+    with _KEEPING:
+        _KEPT[key] = outputs
+        _KEPT.move_to_end(key)
+        while len(_KEPT) > 1 and sum(each.numel() * each.element_size() for each in _KEPT.values()) > KEPT_BYTES:
+            _KEPT.popitem(last=False)
 
 
 def _key(model: Classifier, images: Tensor, last: str, precision: Precision) -> str:
