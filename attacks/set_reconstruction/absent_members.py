@@ -18,6 +18,7 @@ import numpy.typing as npt
 from sklearn.isotonic import isotonic_regression
 
 from fdgsec.attacks.set_reconstruction.box_least_squares import Array
+from fdgsec.attacks.set_reconstruction.padded_matrices import eigenvectors
 
 FOLDS = 5
 """Parts of the images, each of which measures the variances along the principal components of the others."""
@@ -147,8 +148,8 @@ def _spanned(images: Array, related: Sequence[Array]) -> _Spanned:
     components so small that the products lose them to rounding."""
     rows = np.concatenate([images - images.mean(0), *(RELATED**0.5 * part for part in related)])
     if len(rows) >= rows.shape[1]:
-        return _Spanned(mixed=np.linalg.eigh(rows.T @ rows)[1][:, ::-1])
-    squares, mixed = (part[..., ::-1] for part in np.linalg.eigh(rows @ rows.T))
+        return _Spanned(mixed=eigenvectors(rows.T @ rows)[1][:, ::-1])
+    squares, mixed = (part[..., ::-1] for part in eigenvectors(rows @ rows.T))
     varies = squares > LEAST_SQUARE * squares[0]
     if varies.sum() + 1 + len(related) < len(rows):  # more are lost than means take away
         return _Spanned(mixed=np.linalg.svd(rows, full_matrices=False)[2].T)

@@ -37,11 +37,13 @@ def box_least_squares(
     toward: float = 0.0,
     gap: float = 1e-3,
     too_large: float = math.inf,
+    enough: Callable[[Array], bool] | None = None,
 ) -> Array:
     """Minimize |matrix w - target|^2 / 2 + ridge |w - toward|^2 / 2 over 0 <= w <= 1: w (G,).
 
     `matrix` is (rows, G) and `target` (rows,). Stops where the value is within about `gap` of the smallest, where
-    rounding ends its progress, or at a w from which it follows that the smallest value is `too_large`."""
+    rounding ends its progress, at a w from which it follows that the smallest value is `too_large`, or at one that is
+    `enough`."""
     count, slope = matrix.shape[1], -matrix.T @ target - ridge * toward
     unit = max(float(np.square(matrix).sum(0).max()) + ridge, float(np.abs(slope).max()), 1.0)
     curvature, slope = _curvature(matrix / math.sqrt(unit), ridge / unit), slope / unit
@@ -49,6 +51,8 @@ def box_least_squares(
     best, least, since = low, float("inf"), 0
     for _ in range(MOST_STEPS):
         if too_large < math.inf and least_value(matrix, target, low, ridge=ridge, toward=toward) > too_large:
+            return low
+        if enough is not None and enough(low):
             return low
         high = 1 - low
         residual = curvature.times(low) + slope - below + above

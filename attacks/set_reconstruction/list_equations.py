@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from scipy.linalg import cholesky, solve_triangular
 from scipy.optimize import minimize_scalar
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from fdgsec.attacks.set_reconstruction.absent_members import ImageDistribution, distribution_of, standardized
 from fdgsec.attacks.set_reconstruction.box_least_squares import Array, box_least_squares, least_value
+from fdgsec.attacks.set_reconstruction.padded_matrices import padded_side
 from fdgsec.attacks.statistics.domain_populations import Population
 from fdgsec.metrics.roc import auc
 from fdgsec.runtime.cached_values import computed_once
@@ -102,7 +104,9 @@ class ListEquations:
         return Sought(absent=absent, ruled_out=tried is not None and tried.ruled_out)
 
     def _weighed(self, prior: float, absent: int, *, to_explain: bool = False) -> "MemberPosterior":
-        """The weights where so many members are absent; rough ones, `to_explain` a release, once no list does."""
+        """The weights where so many members are absent.
+
+        `to_explain` a release, they are rough ones once no list does, and 1 and 0 once theirs does and no other can."""
         listed = self.images - absent
         share = listed / len(self.candidates)
         if share >= 1:
@@ -115,10 +119,14 @@ class ListEquations:
         ridge = prior / (share * (1 - share))
         pull = prior * len(self.candidates)  # of every list: ridge times the squared distance from the share
         unexplained = max(self.largest_residual, EXPLAINED**2 * len(self.release))
+        certain = to_explain and self.told_apart()
         weights = box_least_squares(
-            matrix, values, ridge=ridge, toward=share, too_large=(unexplained + pull) / 2 if to_explain else math.inf
-        )
+            matrix, values, ridge=ridge, toward=share, too_large=(unexplained + pull) / 2 if to_explain else math.inf,
+            enough=self._lists if certain else None,
+        )  # fmt: skip
         found = MemberPosterior(weights=weights, listed=listed, absent=absent)
+        if certain and self._lists(weights):
+            return replace(found, weights=found.believed().double().numpy())
         if absent > 0:
             return found
         least = 2 * least_value(matrix, values, weights, ridge=ridge, toward=share) - pull
@@ -138,8 +146,8 @@ class ListEquations:
         least, most = max(0, self.images - len(self.candidates)), self.images - 1
         if least >= most:
             return most
-        dimension = len(self.noise)
-        evidence = partial(self._evidence, into=np.empty((dimension, dimension)), scratch=np.empty_like(self._scatter))
+        whole = np.eye(padded_side(len(self.noise)))
+        evidence = partial(self._evidence, whole=whole, scratch=np.empty_like(self._scatter))
         found = minimize_scalar(
             lambda count: -evidence(count), bounds=(least, most), method="bounded",
             options={"xatol": max(0.5, NEAREST * self.images)},
@@ -161,8 +169,16 @@ class ListEquations:
         chosen = found.believed().numpy()
         if int(chosen.sum()) != self.images:
             return False
-        off = (self.candidates[chosen].mean(0) - self.release) / self.noise
-        return float(np.sqrt(np.mean(off**2))) <= EXPLAINED
+        return self._left_by(chosen) <= EXPLAINED**2 * len(self.release)
+
+    def _lists(self, weights: Array) -> bool:
+        """Whether the mean over the candidates of largest weight is the release, as exactly as the true list's is."""
+        chosen = MemberPosterior(weights=weights, listed=self.images).believed().numpy()
+        return bool(self._left_by(chosen) <= self.largest_residual)
+
+    def _left_by(self, chosen: npt.NDArray[np.bool_]) -> float:
+        """The squared distance of the mean over `chosen` candidates (G,) from the release, in units of its errors."""
+        return float(np.square((self.candidates[chosen].mean(0) - self.release) / self.noise).sum())
 
     def whitened(self, absent: int) -> tuple[Array, Array]:
         """Candidates (G, D) and n times the release, less what `absent` members are expected to add to it, in
@@ -188,18 +204,20 @@ class ListEquations:
         covariance[np.diag_indices(len(noise))] += noise
         return expected, covariance
 
-    def _evidence(self, absent: float, *, into: Array, scratch: Array) -> float:
+    def _evidence(self, absent: float, *, whole: Array, scratch: Array) -> float:
         """The log density of the release where so many members are absent and the others are any of the candidates.
 
-        The sum over candidates is taken as Gaussian, with the mean and variance of one over so many of them. What
-        `into` and `scratch` (D, D) hold is overwritten: a new array each time would cost as much as what it is for."""
-        count, listed = len(self.candidates), self.images - absent
+        The sum over candidates is taken as Gaussian, with the mean and variance of one over so many of them.
+        Overwritten are `scratch` (D, D) and the first D rows and columns of `whole`, which is the identity in further
+        ones: new arrays each time would cost as much as what they are for."""
+        count, listed, dimension = len(self.candidates), self.images - absent, len(self.noise)
         share = min(listed / count, 1.0)
-        expected, covariance = self._error(absent, into)
+        expected, covariance = self._error(absent, whole[:dimension, :dimension])
         covariance += np.multiply(share * (1 - share) * count / max(count - 1, 1), self._scatter, out=scratch)
-        covariance[np.diag_indices(len(covariance))] *= 1 + 1e-12
-        off = self.images * self.release - listed * self.candidates.mean(0) - expected
-        factor = cholesky(covariance.T, lower=True, overwrite_a=True, check_finite=False)  # symmetric
+        covariance[np.diag_indices(dimension)] *= 1 + 1e-12
+        off = np.zeros(len(whole))
+        off[:dimension] = self.images * self.release - listed * self.candidates.mean(0) - expected
+        factor = cholesky(whole.T, lower=True, overwrite_a=True, check_finite=False)  # symmetric
         spread = 2 * float(np.log(factor.diagonal()).sum())
         return -0.5 * float(np.square(solve_triangular(factor, off, lower=True)).sum()) - 0.5 * spread
 

@@ -129,3 +129,21 @@ def test_a_minimum_that_is_too_large_is_not_sought_to_the_end(rows: int, monkeyp
     assert np.array_equal(box_least_squares(matrix, target, ridge=0.3, too_large=1.01 * smallest), best)
     assert early < (len(steps) - early) / 2
     assert least_value(matrix, target, ended, ridge=0.3) > 0.5 * smallest
+
+
+def test_weights_that_are_enough_end_the_search():
+    """They are asked for at every step, and the first ones that are enough are the answer."""
+    rng = np.random.default_rng(2)
+    members = rng.permutation(40) < 10
+    matrix = rng.standard_normal((30, 40))
+    target, asked = matrix @ members, list[tuple[Array, bool]]()
+
+    def enough(weights: Array) -> bool:
+        asked.append((weights, bool(weights[members].min() > weights[~members].max())))
+        return asked[-1][1]
+
+    found, best = (box_least_squares(matrix, target, gap=1e-9, enough=one) for one in (enough, None))
+
+    assert found is asked[-1][0]
+    assert [answer for _, answer in asked] == [*[False] * (len(asked) - 1), True]
+    assert np.abs(best - members).max() < 1e-3 < np.abs(found - members).max()

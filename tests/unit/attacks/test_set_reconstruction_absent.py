@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fdgsec.attacks.set_reconstruction import absent_members
+from fdgsec.attacks.set_reconstruction import box_least_squares as box
 from fdgsec.attacks.set_reconstruction import list_equations as equations
 from fdgsec.attacks.set_reconstruction import list_solver as solving
 from fdgsec.attacks.set_reconstruction.absent_members import distribution_of
@@ -151,6 +152,27 @@ def test_weights_within_the_box_are_not_sought_where_they_do_not_decide(monkeypa
     assert found.absent > 0
     assert len(solved) == 1
     assert np.isfinite(solved).all()
+
+
+@pytest.mark.parametrize("noise", [1e-6, 1e-3, 0.005, 0.05])
+def test_a_list_that_is_found_early_is_the_one_that_is_found_in_the_end(noise: float, monkeypatch: pytest.MonkeyPatch):
+    """Where one wrong image would show, the search ends with the first list that explains the release."""
+    steps, lengths = list[int](), box._lengths
+    monkeypatch.setattr(box, "_lengths", lambda *given: steps.append(0) or lengths(*given))
+    for seed in range(4):
+        known, members = partial_gallery(images=20, absent=0, seed=seed, noise=noise)
+        early, begun = known.sought(1.0).complete, len(steps)
+        whole, ended = known._weighed(1.0, 0), len(steps)
+        steps.clear()
+
+        told_apart = known.telling() and known.told_apart()
+        assert told_apart == (noise < 0.005)
+        if told_apart:
+            assert early is not None
+            assert torch.equal(early.believed(), whole.believed())
+            assert torch.equal(early.believed(), members)
+            assert not early.ruled_out
+            assert begun < 0.7 * (ended - begun)
 
 
 def test_variances_are_those_of_images_that_components_were_not_found_with():
