@@ -31,13 +31,15 @@ test slow nightly: export OMP_NUM_THREADS = 1
 # pytest keeps the tests that it has compiled, else every worker compiles all of them in every run
 test slow nightly: export PYTHONDONTWRITEBYTECODE =
 
+UNSET := tests/end_to_end/test_threads.py
+
 # tests of less than a second each
 test: $(VENV)/installed
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not (medium or slow)"
 
-# tests of a second or more: CI runs both
+# tests of a second or more but for those that say nothing where the number of threads is set: CI runs all three
 slow: $(VENV)/installed
-	$(BIN)/python -m pytest -n auto --dist worksteal -m "(medium or slow) and not nightly"
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "(medium or slow) and not nightly" --ignore $(UNSET)
 
 # experiments that are repeated until a rate can be told: every night, and before a release
 nightly: $(VENV)/installed
@@ -54,7 +56,8 @@ coverage: $(VENV)/installed
 
 # as users run it: no variable says how many threads
 engines: $(VENV)/installed
-	env -u OMP_NUM_THREADS $(BIN)/python -m pytest tests/end_to_end/test_threads.py tests/unit/federation/test_engines.py tests/unit/federation/test_engines_processes.py
+	env -u OMP_NUM_THREADS $(BIN)/python -m pytest -n auto --dist worksteal $(UNSET) tests/unit/federation/test_engines.py \
+		tests/unit/federation/test_engines_processes.py
 
 # hours, and no part of CI: docs/testing.md
 mutants: $(VENV)/installed
