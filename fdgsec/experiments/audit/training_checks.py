@@ -6,16 +6,21 @@ from dataclasses import dataclass, replace
 import torch
 
 from fdgsec.experiments.audit.free_numbers import told_for_free
+from fdgsec.experiments.audit.gradient_canaries import OwnWeights
 from fdgsec.experiments.audit.moved_by_optimizers import optimizer_moves
 from fdgsec.experiments.audit.moved_weights import training_moves
 from fdgsec.experiments.audit.neighboring_clients import Site
 from fdgsec.experiments.audit.noise_checks import NoiseChecks, compared
 from fdgsec.experiments.audit.noise_scale import SmallTraining
 from fdgsec.experiments.audit.noise_within import DRAWS, NUMBERS, alike
-from fdgsec.experiments.audit.one_run import plan_of
+from fdgsec.experiments.audit.one_run import Included, plan_of
 from fdgsec.experiments.audit.sampled_records import sampling_faults
 from fdgsec.federation.defense_stack import DefenseStack
+from fdgsec.nn.training.training_loop import CrossEntropy
 from fdgsec.nn.training.training_plan import TrainingPlan
+
+OBJECTIVES = (CrossEntropy, Included, OwnWeights)
+"""Each loss of theirs is of one record, whatever the weights: an audit checks networks trained with them once."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 Network = TypeVar("Network", bound=nn.Module)
 
-_HOOKS = tuple(name for name in vars(nn.Module()) if name.endswith("_hooks"))
+HOOKS = tuple(name for name in vars(nn.Module()) if name.endswith("_hooks"))
 FEATURE_MAPS = 4  # axes of what has a layout
 _TABLES = ("_parameters", "_buffers", "_modules")
 _EMPTY = (dict, list, set, OrderedDict)
@@ -61,7 +61,7 @@ def own_copy(network: Network) -> Network:
 def _separate(module: nn.Module) -> bool:
     """Whether a module refers to others only by its tables: whatever else it holds is plain."""
     held = {name: value for name, value in vars(module).items() if name not in _TABLES}
-    if any(held.get(name) for name in _HOOKS) or not all(map(_plain, held.values())) or _copies_itself(module):
+    if any(held.get(name) for name in HOOKS) or not all(map(_plain, held.values())) or _copies_itself(module):
         return False
     buffers = all(value is None or _own(value, Tensor) for value in module._buffers.values())
     return buffers and all(value is None or _own(value, nn.Parameter) for value in module._parameters.values())
