@@ -84,7 +84,14 @@ def audit(out: Path, target: str, defense: str, options: str, *, seed: int = 0) 
     return {**found, "code": code}
 
 
-@pytest.mark.parametrize(("broken", "target", "defense", "options", "fault"), FAULTS)
+EVERY_DAY = [fault for fault in FAULTS if fault[0] != "StylesAndModelsWithOneNoise"]
+"""Without one that draws the noise of a hundred million numbers."""
+
+
+@pytest.mark.parametrize(
+    ("broken", "target", "defense", "options", "fault"),
+    [pytest.param(*fault, marks=() if fault in EVERY_DAY else pytest.mark.nightly) for fault in FAULTS],
+)
 @pytest.mark.medium
 def test_a_planted_fault_is_found(
     broken: str, target: str, defense: str, options: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
