@@ -172,9 +172,17 @@ class ListEquations:
         return self._left_by(chosen) <= EXPLAINED**2 * len(self.release)
 
     def _lists(self, weights: Array) -> bool:
-        """Whether the mean over the candidates of largest weight is the release, as exactly as the true list's is."""
+        """Whether the mean over the candidates of largest weight is the release, as exactly as the true list's is, and
+        would not be with another one in place of any of them."""
         chosen = MemberPosterior(weights=weights, listed=self.images).believed().numpy()
-        return bool(self._left_by(chosen) <= self.largest_residual)
+        if self._left_by(chosen) > self.largest_residual:
+            return False
+        scaled = self.candidates / (self.images * self.noise)
+        squares = np.square(scaled).sum(1)
+        apart = squares[chosen][:, None] + squares[~chosen] - 2 * scaled[chosen] @ scaled[~chosen].T
+        return bool(
+            apart.min() > 4 * self.largest_residual
+        )  # from one list that explains a release to another, at most
 
     def _left_by(self, chosen: npt.NDArray[np.bool_]) -> float:
         """The squared distance of the mean over `chosen` candidates (G,) from the release, in units of its errors."""

@@ -175,6 +175,23 @@ def test_a_list_that_is_found_early_is_the_one_that_is_found_in_the_end(noise: f
             assert begun < 0.7 * (ended - begun)
 
 
+@pytest.mark.parametrize("twins", [False, True])
+def test_a_list_is_not_certain_where_a_candidate_is_as_good_as_a_member(twins: bool):
+    """The same image twice among the candidates: which of both is a member, nobody can say."""
+    known, members = partial_gallery(images=20, absent=0, seed=0)
+    if twins:
+        known.candidates[-1] = known.candidates[0]
+
+    found = known.sought(1.0).complete
+
+    assert found is not None
+    assert known.explained(found)
+    assert set(np.unique(found.weights)) == {0.0, 1.0} or twins
+    if twins:
+        assert found.weights[[0, -1]] == pytest.approx([0.5, 0.5], abs=0.05)
+        assert auc(found.scores()[members][1:], found.scores()[~members][:-1]) == 1.0
+
+
 def test_variances_are_those_of_images_that_components_were_not_found_with():
     """Fewer images than numbers: held-out ones are white on average, which they are not by linear shrinkage."""
     rng = np.random.default_rng(0)

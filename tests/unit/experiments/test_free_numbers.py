@@ -17,6 +17,8 @@ from fdgsec.testing.defenses import check_defense
 from fdgsec.testing.small_federation import CLIENTS, four_clients, start_of
 from tests.support.free_numbers import NumbersForFree, TellingItsLoss, TellingOfItsModel, UpdatesWithTheirNumbers
 
+pytestmark = pytest.mark.usefixtures("within_an_audit")
+
 LOSS = NumbersForFree(noise_multiplier=1.0, made=TellingItsLoss)
 
 

@@ -37,6 +37,8 @@ from tests.support.misstated_counts import (
     WithCleanSecondMoments,
 )
 
+pytestmark = pytest.mark.usefixtures("within_an_audit")
+
 PLAN = TrainingPlan(batch_size=8, learning_rate=0.01)
 ADAM = replace(PLAN, optimizer="adam", learning_rate=1e-3)
 SOUND = "sound"

@@ -18,6 +18,8 @@ from tests.support.misstated_costs import DPSGDWith, Made
 from tests.support.misstated_optimizers import WithNoiseAfterTheStep, WithSignsOfGradients
 from tests.support.misstated_trainings import StatingOneStep
 
+pytestmark = pytest.mark.usefixtures("within_an_audit")
+
 PLAIN = TrainingPlan(batch_size=8, learning_rate=0.01)
 PLANS = {
     "momentum": replace(PLAIN, momentum=0.9),

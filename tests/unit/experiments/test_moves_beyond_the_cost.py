@@ -36,6 +36,8 @@ from tests.support.misstated_costs import (
 )
 from tests.support.misstated_trainings import STEPS, TellingNoStep
 
+pytestmark = pytest.mark.usefixtures("within_an_audit")
+
 PARTICIPANTS = tuple(f"client:{number}" for number in range(CLIENTS))
 PLAN = TrainingPlan(batch_size=8, learning_rate=0.01, steps=2)
 

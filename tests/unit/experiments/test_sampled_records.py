@@ -21,6 +21,8 @@ from fdgsec.testing.small_federation import CLIENTS, four_clients, start_of
 from tests.support.misstated_costs import DPSGDWith
 from tests.support.misstated_samples import SAMPLES, Sampling, in_public, in_secret
 
+pytestmark = pytest.mark.usefixtures("within_an_audit")
+
 PARTICIPANTS = tuple(f"client:{number}" for number in range(CLIENTS))
 METHOD = FedAvg(plan=TrainingPlan(batch_size=8, learning_rate=0.01, steps=2))
 EVERY_DAY = ("in public", "in fixed batches", "more often")

@@ -25,6 +25,8 @@ from tests.support.misstated_by_data import (
 )
 from tests.support.misstated_costs import DPSGDWith
 
+pytestmark = pytest.mark.usefixtures("within_an_audit")
+
 UNREAD = "samples of steps that do not follow their noisy sum linearly"
 
 
