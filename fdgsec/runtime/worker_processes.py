@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, TypeVar
 
 from fdgsec.runtime.errors import UsageError
@@ -53,6 +54,7 @@ def return_freed_memory() -> None:
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
+Error = TypeVar("Error", bound=Exception)
 
 
 def computed(work: Callable[[Task], Result], tasks: Sequence[Task], *, workers: int) -> Iterator[tuple[Task, Result]]:
@@ -101,6 +103,17 @@ def computed(work: Callable[[Task], Result], tasks: Sequence[Task], *, workers: 
         ) from failure
     if failure is not None:
         raise failure
+
+
+def portable(error: Error, otherwise: Callable[[str], Error]) -> Error:
+    """The exception, or where it cannot travel between processes `otherwise` of its name and words."""
+    try:
+        ForkingPickler.dumps(error)
+        if str(type(error)(*error.args)) == str(error):  # as it is rebuilt at the other end
+            return error
+    except Exception:  # noqa: BLE001, S110 - whatever a foreign exception's own code raises
+        pass
+    return otherwise(f"{type(error).__name__}: {error}")
 
 
 def _begin(threads: int, watched: "Connection") -> None:

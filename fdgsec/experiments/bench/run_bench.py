@@ -1,7 +1,8 @@
 """The verb `bench`: a paper's table, cell by cell, resumed where it stopped.
 
 A cell is one training run: an arm, the domains left out, a seed. Each finished cell is written at once; a cell whose
-settings are already in the results is not run again. Where the protocol has the learning rates chosen, these runs come
+settings are already in the results is not run again. A cell that fails stops no other one, unless it is the first to
+end. Where the protocol has the learning rates chosen, these runs come
 first (fdgsec/experiments/bench/tuning.py)."""
 
 import json
@@ -34,17 +35,30 @@ from fdgsec.federation.run_folder import environment, reserved
 from fdgsec.federation.wire import SERVER, SUM, parties
 from fdgsec.nn.training.precision import device_named
 from fdgsec.runtime.cache_files import write_atomic
-from fdgsec.runtime.errors import DataError, UsageError, unknown_name
+from fdgsec.runtime.errors import DataError, FdgsecError, UsageError, unknown_name
 from fdgsec.runtime.interruption import kept_text, telling
 from fdgsec.runtime.progress import NoProgress, Progressive
 from fdgsec.runtime.untrusted_text import read_json_object
-from fdgsec.runtime.worker_processes import computed
+from fdgsec.runtime.worker_processes import computed, portable
 
 SCHEMA = 1
 RESULTS = "results.json"
 RATES = "rates.json"
 """The learning rates that were chosen, written before any cell is trained with them."""
 Planned = tuple[Cell, RunConfig]
+MOST_NAMED = 3
+"""Failed runs that an error names."""
+
+
+class FailedRunsError(FdgsecError):
+    """Some runs of a table failed, and all others are done (exit 1)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Failed:
+    """A run that ended with an error."""
+
+    error: FdgsecError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +103,8 @@ def bench(
     """Run the missing cells (at most `limit`, `workers` in parallel), and write results, page, CSV, Markdown and LaTeX.
 
     Returns the summary. `tell` gets a line with the time left before the first and after each run. Raises UsageError
-    for unknown arms, domains or seeds, DataError for an invalid results file."""
+    for unknown arms, domains or seeds, DataError for an invalid results file, the error of a run that fails before any
+    other one has ended, and FailedRunsError at the end where later ones did."""
     table = request.table()
     device_named(request.given.get("device") or "auto")
     with reserved(out, goes_on=(RESULTS, RATES)):
@@ -106,7 +121,9 @@ def bench(
         else:
             ready = cells
         runs.add(ready, partial(compute, data_root), table_of=cells)
-        return runs.tables(cells)
+        found = runs.tables(cells)
+        runs.check()
+        return found
 
 
 def _finished(planned: Sequence[tuple[Cell, RunConfig]], done: Mapping[str, Mapping[str, Any]]) -> int:
@@ -125,6 +142,7 @@ class _Runs:
     tell: Callable[[str], None]
     workers: int
     limit: int | None
+    failed: list[str] = field(default_factory=list)
 
     def add(
         self,
@@ -145,15 +163,31 @@ class _Runs:
         self.tell(f"{len(arms)} runs to do; {time_left(arms, self.done.values(), self.workers)}")
         self.progress.update("cells", 0, len(missing))
         with telling(lambda: kept_text(self.out / RESULTS, _finished(wanted, self.done), len(wanted), "runs")):
-            for number, ((cell, _), row) in enumerate(computed(work, missing, workers=self.workers), 1):
-                self._keep(cell, row, table_of)
-                self.progress.update("cells", number, len(missing))
+            tried = computed(partial(_tried, work), missing, workers=self.workers)
+            for number, ((cell, _), row) in enumerate(tried, 1):
+                if isinstance(row, _Failed) and number == 1:
+                    raise row.error
                 arms.remove(cell.arm)
+                ended = self._taken(cell, row, table_of)
                 left = time_left(arms, self.done.values(), self.workers)
-                self.tell(
-                    f"{cell.arm}, {cell.domain}, seed {cell.seed}: {row['seconds']:.0f} s; {len(arms)} runs and {left}"
-                )
+                self.tell(f"{cell.arm}, {cell.domain}, seed {cell.seed}: {ended}; {len(arms)} runs and {left}")
+                self.progress.update("cells", number, len(missing))
         self.limit = None if self.limit is None else self.limit - len(missing)
+
+    def _taken(self, cell: Cell, row: dict[str, Any] | _Failed, table_of: Sequence[Planned]) -> str:
+        """Keep a result or a failure, and say which it is."""
+        if isinstance(row, _Failed):
+            self.failed.append(f"{cell.arm}, {cell.domain}, seed {cell.seed}: {row.error}")
+            return f"failed ({row.error})"
+        self._keep(cell, row, table_of)
+        return f"{row['seconds']:.0f} s"
+
+    def check(self) -> None:
+        """Raise FailedRunsError where runs failed."""
+        if self.failed:
+            more = len(self.failed) - MOST_NAMED
+            named = "; ".join(self.failed[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
+            raise FailedRunsError(f"{len(self.failed)} runs failed, and the same command tries them again: {named}")
 
     def _keep(self, cell: Cell, row: dict[str, Any], table_of: Sequence[Planned]) -> None:
         """Write a result, and the tables with it."""
@@ -165,6 +199,14 @@ class _Runs:
     def tables(self, cells: Sequence[Planned]) -> dict[str, Any]:
         """Write the table in every format, and give its summary."""
         return _write_tables(self.table, self.request, cells, self.done, self.out)
+
+
+def _tried(work: Callable[[Planned], dict[str, Any]], planned: Planned) -> dict[str, Any] | _Failed:
+    """A run's result, or its failure."""
+    try:
+        return work(planned)
+    except FdgsecError as error:
+        return _Failed(error=portable(error, FailedRunsError))
 
 
 def time_left(arms: Sequence[str], rows: Iterable[Mapping[str, Any]], workers: int) -> str:

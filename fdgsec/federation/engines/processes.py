@@ -16,7 +16,7 @@ from mmap import ACCESS_READ, mmap
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
-from multiprocessing.reduction import ForkingPickler, recv_handle, send_handle
+from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
 
 from fdgsec.federation.artifacts import Artifact, ModelState, decode
@@ -37,7 +37,7 @@ from fdgsec.federation.method import (
 from fdgsec.privacy.accounting import Use
 from fdgsec.runtime.errors import FdgsecError, UsageError
 from fdgsec.runtime.threads import THREADS, limited_threads
-from fdgsec.runtime.worker_processes import keep_freed_memory
+from fdgsec.runtime.worker_processes import keep_freed_memory, portable
 
 Parts = Sequence[bytes | memoryview]
 """The content of a file in pieces."""
@@ -298,7 +298,7 @@ def _answer(
             StepRequest(clock=task.clock, model=model, inbox=inbox), before, inherited.seed, inherited.defense_stack,
         )  # fmt: skip
     except Exception as error:  # noqa: BLE001 - the parent raises it, or counts it as the client's failure
-        return _Done(error=_portable(error)), []
+        return _Done(error=portable(error, ClientStepError)), []
     kept = after is before and bool(after)
     done = _Done(
         artifacts={slot: tuple(artifact.tensors()) for slot, artifact in reply.artifacts.items()},
@@ -347,17 +347,6 @@ def _mapped(file: int) -> bytes:
             return content[:]
     finally:
         os.close(file)
-
-
-def _portable(error: Exception) -> Exception:
-    """The exception, or where it cannot travel one that says the same."""
-    try:
-        ForkingPickler.dumps(error)
-        if str(type(error)(*error.args)) == str(error):  # as it is rebuilt at the other end
-            return error
-    except Exception:  # noqa: BLE001, S110 - whatever a foreign exception's own code raises
-        pass
-    return ClientStepError(f"{type(error).__name__}: {error}")
 
 
 def _artifact(content: bytes, order: Order) -> Artifact:

@@ -15,7 +15,7 @@ import torch
 from fdgsec.defenses.secure_aggregation import SecureAggregation
 from fdgsec.experiments.bench import run_bench as verb
 from fdgsec.experiments.bench.protocols import Protocol
-from fdgsec.experiments.bench.run_bench import BenchRequest, bench, plan, traffic
+from fdgsec.experiments.bench.run_bench import BenchRequest, FailedRunsError, bench, plan, traffic
 from fdgsec.experiments.bench.tables import latex, markdown, mean_of, spreadsheet, summary
 from fdgsec.experiments.report.schema import AttackReport
 from fdgsec.experiments.run_config import RunConfig, train_settings
@@ -92,6 +92,48 @@ def test_a_finished_cell_is_not_run_again(trained: list[RunConfig], tmp_path: Pa
     assert (first["finished"], second["finished"], second["planned"], len(trained)) == (3, 8, 8, 8)
     assert bench(REQUEST, data_root=None, out=tmp_path, progress=NoProgress()) == second
     assert len(trained) == 8
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, *failed: int) -> None:
+    """Have the runs with these numbers, in turn, end with an error."""
+    run, begun = verb.train, list[RunConfig]()
+
+    def train(config: RunConfig, **given: Any) -> AttackReport:
+        begun.append(config)
+        if len(begun) - 1 in failed:
+            raise UsageError("the weights are not finite.")
+        return run(config, **given)
+
+    monkeypatch.setattr(verb, "train", train)
+
+
+def test_a_cell_that_fails_stops_no_other_one(
+    trained: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    failing(monkeypatch, 2, 5)
+    told = list[str]()
+
+    with pytest.raises(
+        FailedRunsError, match="2 runs failed, and the same command tries them again: fedavg, sketch, seed 0"
+    ):
+        bench(REQUEST, data_root=None, out=tmp_path, progress=NoProgress(), tell=told.append)
+
+    assert len(trained) == len(json.loads((tmp_path / "results.json").read_text())["cells"]) == 6
+    assert json.loads((tmp_path / "bench.json").read_text())["finished"] == 6
+    assert told[3].startswith("fedavg, sketch, seed 0: failed (the weights are not finite.); 5 runs and ")
+    assert bench(REQUEST, data_root=None, out=tmp_path, progress=NoProgress())["finished"] == 8
+    assert len(trained) == 8
+
+
+def test_where_the_first_cell_fails_none_follows(
+    trained: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    failing(monkeypatch, 0)
+
+    with pytest.raises(UsageError, match=r"^the weights are not finite\.$"):
+        bench(REQUEST, data_root=None, out=tmp_path, progress=NoProgress())
+
+    assert not trained
 
 
 @pytest.mark.medium
