@@ -41,6 +41,12 @@ BY_CHANCE = 1e-6
 """Probability that the residual of the true list is larger than what is taken for errors."""
 PRIORS = (1.0, 0.1, 0.01)
 """Weights of the prior that are tried on a list of the adversary's own making."""
+DECIDED = 0.5
+"""Least difference between the weights of a listed candidate and of another one."""
+ROUNDING = 1e-12
+"""Of squared lengths: what a difference of them is not known better than."""
+LARGEST_SQUARE = 1 / np.finfo(np.float64).eps
+"""Of an image, in units of errors: beside larger ones, rounding loses the prior, which weighs lists that are alike."""
 LEAST_NOISE = 1e-9
 """Of a coordinate's spread over images: what the sums of two programs may differ by."""
 
@@ -172,17 +178,20 @@ class ListEquations:
         return self._left_by(chosen) <= EXPLAINED**2 * len(self.release)
 
     def _lists(self, weights: Array) -> bool:
-        """Whether the mean over the candidates of largest weight is the release, as exactly as the true list's is, and
-        would not be with another one in place of any of them."""
+        """Whether the candidates of largest weight are a list that no other one equals.
+
+        Their mean is the release, as exactly as the true list's is; no candidate may take the place of one of them; and
+        the weights decide, which those of images that several together may replace do not."""
         chosen = MemberPosterior(weights=weights, listed=self.images).believed().numpy()
-        if self._left_by(chosen) > self.largest_residual:
+        if weights[chosen].min() - weights[~chosen].max() < DECIDED or self._left_by(chosen) > self.largest_residual:
             return False
-        scaled = self.candidates / (self.images * self.noise)
+        scaled = (self.candidates - self.candidates.mean(0)) / (self.images * self.noise)
         squares = np.square(scaled).sum(1)
+        if squares.max() > LARGEST_SQUARE:
+            return False
         apart = squares[chosen][:, None] + squares[~chosen] - 2 * scaled[chosen] @ scaled[~chosen].T
-        return bool(
-            apart.min() > 4 * self.largest_residual
-        )  # from one list that explains a release to another, at most
+        most = 4 * self.largest_residual  # the squared distance between two lists that explain a release
+        return bool(apart.min() > most + ROUNDING * squares.max())
 
     def _left_by(self, chosen: npt.NDArray[np.bool_]) -> float:
         """The squared distance of the mean over `chosen` candidates (G,) from the release, in units of its errors."""

@@ -26,7 +26,7 @@ from fdgsec.nn.training.training_loop import Objective, prepare_training
 from fdgsec.nn.training.training_plan import TrainingPlan, optimizer_of
 from fdgsec.privacy.accounting import Use
 from fdgsec.privacy.passed_checks import passed
-from fdgsec.privacy.record_independence import BatchCouplingError, check_independence, disturb
+from fdgsec.privacy.record_independence import BatchCouplingError, check_again, check_independence, disturb
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child
 from fdgsec.runtime.secret_streams import SecretStream
@@ -253,6 +253,8 @@ class _Session:
         known = passed()
         kind = known and known.kind_of(self.objective, self.model, batch, *self._checked_beside())
         if known and kind in known.kinds:
+            if len(batch.labels) > 1:
+                check_again(self.objective, self.model, batch, rng, method=self.trainer.method)
             return
         if len(batch.labels) > 1:
             check_independence(

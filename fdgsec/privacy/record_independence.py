@@ -30,6 +30,8 @@ GRADIENT_TOLERANCE = 1e-4
 """Tolerated change of a gradient, as a share of its length: a GPU does not fix the order of its sums over records."""
 ALONE_TOLERANCE = 1e-3
 """The same for a single record, whose batch has another shape and hence other kernels."""
+WITHOUT_MEMORY = 3
+"""The first probe that does not try what an objective remembers."""
 DRAWS = 16
 """Losses of a record alone, and as many in a batch; by chance the two groups separate in 2 of C(32, 16) = 6e8 cases,
 and what they are in float32 must be so in float64 as well."""
@@ -122,6 +124,15 @@ def check_independence(
         _check_alone(moment, batch, record, method)
 
 
+def check_again(objective: Objective, model: Classifier, batch: Batch, rng: torch.Generator, *, method: str) -> None:
+    """Raise BatchCouplingError as `check_independence` does, after one probe with disturbed weights: for a training
+    like one that passed all of them."""
+    now = _Run(objective=deepcopy(objective), network=own_copy(model), offset=1)
+    disturb(now.network, rng)
+    (kept,) = _groups(len(batch.labels), 1, rng)
+    _probe(now, batch, kept, rng, method=method, number=WITHOUT_MEMORY)
+
+
 def _check_replay(moment: _Run, batch: Batch, method: str) -> None:
     """Refuse an objective with another number of losses than records, or that cannot be replayed."""
     first, again = (moment.copied().losses(batch).detach() for _ in range(2))
@@ -147,7 +158,7 @@ def _probe(now: _Run, batch: Batch, kept: Tensor, rng: torch.Generator, *, metho
     before, after = as_it_was.gradient(losses, weights), with_others.gradient(changed, weights)
     if bool(apart.any()) or _turn(before, after) > GRADIENT_TOLERANCE:
         raise BatchCouplingError(_blame(now, batch, other, kept), method)
-    if number < 3:  # what the objective (or a layer) remembers of the replaced records
+    if number < WITHOUT_MEMORY:  # what the objective (or a layer) remembers of the replaced records
         _check_memory(as_it_was, with_others, batch, rng, method)
     return as_it_was
 

@@ -60,11 +60,16 @@ def own_copy(network: Network) -> Network:
 
 def _separate(module: nn.Module) -> bool:
     """Whether a module refers to others only by its tables: whatever else it holds is plain."""
-    held = {name: value for name, value in vars(module).items() if name not in _TABLES}
-    if any(held.get(name) for name in HOOKS) or not all(map(_plain, held.values())) or _copies_itself(module):
+    held = attributes(module)
+    if any(held.get(name) for name in HOOKS) or not all(map(plain, held.values())) or _copies_itself(module):
         return False
     buffers = all(value is None or _own(value, Tensor) for value in module._buffers.values())
     return buffers and all(value is None or _own(value, nn.Parameter) for value in module._parameters.values())
+
+
+def attributes(module: nn.Module) -> dict[str, object]:
+    """What a module holds beside parameters, buffers and modules, by name."""
+    return {name: value for name, value in vars(module).items() if name not in _TABLES}
 
 
 def _copies_itself(module: nn.Module) -> bool:
@@ -80,12 +85,12 @@ def _own(value: Tensor, kind: type[Tensor]) -> bool:
     return value.is_meta or value.untyped_storage().nbytes() == value.numel() * value.element_size()
 
 
-def _plain(value: object) -> bool:
+def plain(value: object) -> bool:
     """Whether a value holds neither modules nor tensors, and refers to none."""
     if isinstance(value, dict):
-        return all(_plain(part) for pair in value.items() for part in pair)
+        return all(plain(part) for pair in value.items() for part in pair)
     if isinstance(value, list | tuple | set | frozenset):
-        return all(map(_plain, value))
+        return all(map(plain, value))
     if isinstance(value, FunctionType):
         return not (value.__closure__ or value.__defaults__ or value.__kwdefaults__)
     return isinstance(value, (*_SHARED, type, Enum, BuiltinFunctionType, torch.memory_format))

@@ -1,9 +1,11 @@
 """Set reconstruction where members are missing from the gallery: how many they are, and who the others are."""
 
 from collections import OrderedDict
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from torch import Tensor
@@ -15,6 +17,7 @@ from fdgsec.attacks.set_reconstruction import list_solver as solving
 from fdgsec.attacks.set_reconstruction.absent_members import distribution_of
 from fdgsec.attacks.set_reconstruction.list_equations import ListEquations, list_equations
 from fdgsec.attacks.set_reconstruction.list_solver import list_solver, propagated_part
+from fdgsec.attacks.set_reconstruction.padded_matrices import padded_side
 from fdgsec.attacks.statistics.domain_populations import Population
 from fdgsec.attacks.statistics.tracing import fit_whitening
 from fdgsec.metrics.roc import auc
@@ -175,21 +178,74 @@ def test_a_list_that_is_found_early_is_the_one_that_is_found_in_the_end(noise: f
             assert begun < 0.7 * (ended - begun)
 
 
-@pytest.mark.parametrize("twins", [False, True])
-def test_a_list_is_not_certain_where_a_candidate_is_as_good_as_a_member(twins: bool):
-    """The same image twice among the candidates: which of both is a member, nobody can say."""
-    known, members = partial_gallery(images=20, absent=0, seed=0)
-    if twins:
-        known.candidates[-1] = known.candidates[0]
+def gallery(
+    noise: float, rng: np.random.Generator, *, shift: float = 0.0
+) -> tuple[ListEquations, npt.NDArray[np.bool_]]:
+    """The mean of the first 20 of 60 images of 60 numbers, and who is behind it."""
+    records, members = rng.standard_normal((60, 60)) + shift, np.arange(60) < 20
+    known = ListEquations(
+        candidates=records, release=np.zeros(60), noise=np.full(60, noise), spread=np.ones(60), images=20,
+        population=lambda: distribution_of(records),
+    )  # fmt: skip
+    return known, members
 
-    found = known.sought(1.0).complete
 
-    assert found is not None
-    assert known.explained(found)
-    assert set(np.unique(found.weights)) == {0.0, 1.0} or twins
-    if twins:
-        assert found.weights[[0, -1]] == pytest.approx([0.5, 0.5], abs=0.05)
-        assert auc(found.scores()[members][1:], found.scores()[~members][:-1]) == 1.0
+def released(known: ListEquations, members: npt.NDArray[np.bool_], rng: np.random.Generator) -> ListEquations:
+    return replace(known, release=known.candidates[members].mean(0) + known.noise * rng.standard_normal(60))
+
+
+def certain(known: ListEquations) -> bool:
+    return set(np.unique(known._weighed(1.0, 0, to_explain=True).weights)) == {0.0, 1.0}
+
+
+@pytest.mark.parametrize("noise", [1e-9, 1e-6, 1e-4])
+@pytest.mark.parametrize("shift", [0.0, 10.0])
+@pytest.mark.parametrize("alike", ["", "twins", "nearly", "two and two"])
+def test_a_list_is_not_certain_where_others_explain_the_release(noise: float, shift: float, alike: str):
+    """The same image twice among the candidates, or nearly so; or two that replace two others."""
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        known, members = gallery(noise, rng, shift=shift)
+        records = known.candidates
+        if alike == "twins":
+            records[-1] = records[0]
+        elif alike == "nearly":  # the mean moves by a tenth of its error
+            records[-1] = records[0] + 0.1 * noise * 20 * rng.standard_normal(60)
+        elif alike:
+            apart = rng.standard_normal(60)
+            records[-2:] = records[0] + apart, records[1] - apart
+
+        assert certain(released(known, members, rng)) == (not alike and noise > 1e-9)  # where rounding hides the prior
+
+
+def test_a_list_is_not_certain_where_one_wrong_image_would_not_show():
+    rng = np.random.default_rng(0)
+    known, members = gallery(0.012, rng)
+    assert not known.told_apart()
+
+    assert not certain(released(known, members, rng))
+
+
+@pytest.mark.parametrize("numbers", [60, 64])
+def test_the_evidence_is_the_density_of_the_release(numbers: int):
+    """Also where matrices are padded: 64 numbers make sides of 72."""
+    rng = np.random.default_rng(0)
+    records = rng.standard_normal((30, numbers)) * np.logspace(0, -2, numbers)
+    known = ListEquations(
+        candidates=records, release=records[:10].mean(0), noise=np.full(numbers, 1e-3), spread=records.std(0), images=12,
+        population=lambda: distribution_of(records),
+    )  # fmt: skip
+    others, listed, share = distribution_of(records), 9.5, 9.5 / 30
+    scatter = (records - records.mean(0)).T @ (records - records.mean(0))
+    covariance = (2.5 + 2.5**2 / 30) * others.covariance + share * (1 - share) * 30 / 29 * scatter
+    covariance += np.diag((12 * known.noise) ** 2)
+    off = 12 * known.release - listed * records.mean(0) - 2.5 * others.mean
+    expected = -0.5 * (off @ np.linalg.solve(covariance, off) + np.linalg.slogdet(covariance)[1])
+
+    whole = np.eye(padded_side(numbers))
+    found = [known._evidence(2.5, whole=whole, scratch=np.empty((numbers, numbers))) for _ in range(2)]
+
+    assert found == pytest.approx([expected, expected], rel=1e-6)
 
 
 def test_variances_are_those_of_images_that_components_were_not_found_with():

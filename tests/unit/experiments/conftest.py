@@ -8,8 +8,8 @@ from fdgsec.experiments.audit.training_checks import OBJECTIVES
 from fdgsec.privacy.passed_checks import checked_once
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def within_an_audit() -> Iterator[None]:
-    """Small networks are checked as in an audit: once for each kind, and not before every training of a module."""
+    """Small networks are checked as in an audit: in full once for each kind, and not before every training."""
     with checked_once(*OBJECTIVES):
         yield

@@ -1,21 +1,26 @@
 """Within an audit, private trainings of one kind are checked once, and all others every time."""
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules import module
 
 from fdgsec.nn.networks.classifiers import Classifier, build_classifier
 from fdgsec.nn.training.batches import Batch
 from fdgsec.nn.training.training_loop import CrossEntropy, Objective
 from fdgsec.privacy import dp_sgd
+from fdgsec.privacy.dp_sgd import PrivateTrainer
 from fdgsec.privacy.passed_checks import checked_once, passed
 from fdgsec.privacy.record_independence import BatchCouplingError
 from fdgsec.runtime.random_streams import stream
-from tests.support.private_setting import WHOLE, data, network, trainer, weights, world
+from tests.support.private_setting import WHOLE, data, network, secret, trainer, weights, world
 
-Train = Callable[..., Tensor]
+Mixing = Callable[[Classifier], AbstractContextManager[None]]
 
 
 class OtherCrossEntropy(CrossEntropy):
@@ -41,9 +46,12 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
     assert passed() is None
 
 
-def train(objective: Objective | None = None, model: Classifier | None = None, *, probes: int = 8) -> Tensor:
+def train(
+    objective: Objective | None = None, model: Classifier | None = None, how: PrivateTrainer | None = None
+) -> Tensor:  # fmt: skip
     model = network() if model is None else model
-    trainer(noise=1.0, bound=1.0, probes=probes)(model, data(), objective or CrossEntropy(), WHOLE, world())
+    how = trainer(noise=1.0, bound=1.0, probes=8) if how is None else how
+    how(model, data(), objective or CrossEntropy(), WHOLE, world())
     return weights(model)
 
 
@@ -110,17 +118,102 @@ def test_other_objectives_are_checked_every_time(checks: list[object]):
     assert [type(one) for one in checks] == [CrossEntropy, OtherCrossEntropy, OtherCrossEntropy]
 
 
+class Subclass(PrivateTrainer):
+    """A trainer that may do anything."""
+
+
 def test_what_a_check_depends_on_is_another_kind(checks: list[object]):
-    frozen = network()
+    frozen, softer = network(), network()
     next(frozen.parameters()).requires_grad = False
+    next(layer for layer in softer.modules() if isinstance(layer, nn.GroupNorm)).eps = 1.0
     other = build_classifier("tiny", 5, norm="group", rng=stream(0, "world"))
+    usual = trainer(noise=1.0, bound=1.0, probes=8)
+    subclass = Subclass(noise_multiplier=1.0, max_grad_norm=1.0, secret=secret(), method=usual.method, probes=8)
+    with checked_once(CrossEntropy):
+        for _ in range(2):
+            train(how=usual)
+            train(how=replace(usual, probes=9))
+            train(how=replace(usual, method="another"))
+            train(how=subclass)
+            for model in (frozen, softer, other):
+                train(model=model)
+
+    assert len(checks) == 7
+
+
+def mixed(values: Tensor) -> Tensor:
+    return 0.5 * values + 0.5 * values.mean(0, keepdim=True)
+
+
+class MixedMaps:
+    """A network's maps, each half of those of the batch."""
+
+    def __init__(self, model: Classifier) -> None:
+        self.model = model
+
+    def __call__(self, images: Tensor) -> Tensor:
+        return mixed(type(self.model).maps(self.model, images))
+
+
+class MixedConvolution:
+    """What a convolution of torch calls, mixed."""
+
+    def __init__(self, layer: nn.Conv2d) -> None:
+        self.layer = layer
+
+    def __call__(self, values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return mixed(functional.conv2d(values, weight, bias, self.layer.stride, self.layer.padding))
+
+
+@contextmanager
+def by_an_attribute(model: Classifier) -> Iterator[None]:
+    model.maps = MixedMaps(model)  # type: ignore[assignment,method-assign]
+    yield
+
+
+@contextmanager
+def by_an_attribute_of_a_layer(model: Classifier) -> Iterator[None]:
+    layer = next(each for each in model.modules() if isinstance(each, nn.Conv2d))
+    layer._conv_forward = MixedConvolution(layer)  # type: ignore[assignment,method-assign]
+    yield
+
+
+@contextmanager
+def by_its_class(_model: Classifier) -> Iterator[None]:
+    maps = Classifier.maps
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Classifier, "maps", lambda self, images, *more: mixed(maps(self, images, *more)))
+        yield
+
+
+@contextmanager
+def by_a_hook_of_all_layers(_model: Classifier) -> Iterator[None]:
+    hook = module.register_module_forward_hook(
+        lambda layer, _given, found: mixed(found) if isinstance(layer, nn.AdaptiveAvgPool2d) else None
+    )
+    yield
+    hook.remove()
+
+
+@contextmanager
+def by_a_function_of_torch(_model: Classifier) -> Iterator[None]:
+    linear = functional.linear
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(functional, "linear", lambda values, *more: linear(mixed(values), *more))
+        yield
+
+
+@pytest.mark.parametrize(
+    "mixing",
+    [by_an_attribute, by_an_attribute_of_a_layer, by_its_class, by_a_hook_of_all_layers, by_a_function_of_torch],
+)
+def test_records_that_meet_after_a_training_that_passed_are_noticed(mixing: Mixing):
     with checked_once(CrossEntropy):
         train()
-        train(probes=9)
-        train(model=frozen)
-        train(model=other)
-
-    assert len(checks) == 4
+        model = network()
+        with mixing(model), pytest.raises(BatchCouplingError):
+            train(model=model)
+        train()
 
 
 def test_an_objective_that_fails_has_not_passed():
