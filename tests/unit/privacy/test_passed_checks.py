@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -182,17 +183,20 @@ def by_an_attribute_of_a_layer(model: Classifier) -> Iterator[None]:
 def by_its_class(_model: Classifier) -> Iterator[None]:
     maps = Classifier.maps
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Classifier, "maps", lambda self, images, *more: mixed(maps(self, images, *more)))
+        patch.setattr(
+            Classifier, "maps", lambda self, images, *, between=None: mixed(maps(self, images, between=between))
+        )
         yield
 
 
 @contextmanager
 def by_a_hook_of_all_layers(_model: Classifier) -> Iterator[None]:
-    hook = module.register_module_forward_hook(
-        lambda layer, _given, found: mixed(found) if isinstance(layer, nn.AdaptiveAvgPool2d) else None
-    )
-    yield
-    hook.remove()
+    mixing: Any = lambda layer, _given, found: mixed(found) if isinstance(layer, nn.AdaptiveAvgPool2d) else None
+    hook = module.register_module_forward_hook(mixing)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 @contextmanager
