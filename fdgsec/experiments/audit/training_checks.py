@@ -20,7 +20,7 @@ from fdgsec.nn.training.training_loop import CrossEntropy
 from fdgsec.nn.training.training_plan import TrainingPlan
 
 OBJECTIVES = (CrossEntropy, Included, OwnWeights)
-"""Each loss of theirs is of one record, whatever the weights: an audit checks networks trained with them once."""
+"""Each loss of theirs is of one record, whatever the weights: an audit checks networks with them in full once."""
 
 
 @dataclass(frozen=True, kw_only=True)
