@@ -4,7 +4,7 @@ An audit trains the same few networks some hundred times. Whether the losses of 
 from the objective and from the layers, whatever the weights; that it is measured before every training is for
 objectives and networks that nobody looked at. A training of a kind that passed is probed once
 (fdgsec.privacy.record_independence.check_again), because a plug-in may change what it trains in ways that no kind
-tells: functions of torch, for one."""
+tells: functions of torch, for one. That probe does not try what an objective remembers of earlier records."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -12,7 +12,7 @@ from fdgsec.experiments.audit.noise_of_records import same_cost
 from fdgsec.experiments.audit.noise_tails import without_tails
 from fdgsec.experiments.audit.noise_within import update_repeats
 from fdgsec.experiments.audit.tensors_without_noise import trained_without_noise
-from fdgsec.experiments.audit.training_checks import OBJECTIVES, faults_of_training
+from fdgsec.experiments.audit.training_checks import each_kind_once, faults_of_training
 from fdgsec.experiments.run_config import RunConfig, made
 from fdgsec.experiments.setup.defenses import statistic_source_of
 from fdgsec.federation.defense import (
@@ -32,7 +32,6 @@ from fdgsec.federation.wire import Filter
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.privacy.accounting import Use
 from fdgsec.privacy.guarantees import PlannedGuarantee, RecordMixing
-from fdgsec.privacy.passed_checks import checked_once
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.progress import warn
 from fdgsec.runtime.random_streams import stream
@@ -47,7 +46,7 @@ TAILS = 512
 PLAN = TrainingPlan(batch_size=8, learning_rate=0.01)
 
 
-@checked_once(*OBJECTIVES)
+@each_kind_once
 def check_defense(given: object, *, method: object = None) -> None:
     """Check a defense, given as an object, as its class or by name. Raises BrokenPromiseError, naming the promise.
 

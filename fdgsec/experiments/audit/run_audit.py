@@ -22,7 +22,7 @@ from fdgsec.experiments.audit.neighboring_clients import Canary, Release, Site, 
 from fdgsec.experiments.audit.noise_checks import NoiseChecks, check_messages, named_release
 from fdgsec.experiments.audit.noise_scale import CONFIDENCE, SmallTraining
 from fdgsec.experiments.audit.one_run import Canaries, GradientCanaries, MislabelledCanaries, audited, smooth
-from fdgsec.experiments.audit.training_checks import OBJECTIVES, check_trainings
+from fdgsec.experiments.audit.training_checks import check_trainings, each_kind_once
 from fdgsec.experiments.options_in_effect import check_in_effect
 from fdgsec.experiments.run_config import RunConfig, attack_settings, defense_text, on_stated_threads, target_method
 from fdgsec.experiments.setup.defenses import defense_documents, defense_stack_of
@@ -45,7 +45,6 @@ from fdgsec.privacy.accounting import Relation, Use
 from fdgsec.privacy.epsilon_bounds import FEWEST_RUNS, AuditResult, audit_runs, exceeds, summary
 from fdgsec.privacy.guarantees import PlannedGuarantee
 from fdgsec.privacy.ledger import Guarantee, Ledger
-from fdgsec.privacy.passed_checks import checked_once
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.progress import Progressive
 from fdgsec.runtime.random_streams import stream
@@ -148,7 +147,7 @@ def audit_settings(
 
 
 @on_stated_threads
-@checked_once(*OBJECTIVES)
+@each_kind_once
 def audit(
     config: RunConfig, plan: AuditPlan, *, data_root: Path | None, out: Path | None, progress: Progressive
 ) -> dict[str, Any]:

@@ -18,9 +18,12 @@ from fdgsec.experiments.audit.sampled_records import sampling_faults
 from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.nn.training.training_loop import CrossEntropy
 from fdgsec.nn.training.training_plan import TrainingPlan
+from fdgsec.privacy.passed_checks import checked_once
 
 OBJECTIVES = (CrossEntropy, Included, OwnWeights)
 """Each loss of theirs is of one record, whatever the weights: an audit checks networks with them in full once."""
+each_kind_once = checked_once(*OBJECTIVES)
+"""Decorates what makes many private trainings of few kinds."""
 
 
 @dataclass(frozen=True, kw_only=True)

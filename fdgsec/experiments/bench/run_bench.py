@@ -187,7 +187,7 @@ class _Runs:
         if self.failed:
             more = len(self.failed) - MOST_NAMED
             named = "; ".join(self.failed[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
-            raise FailedRunsError(f"{len(self.failed)} runs failed, and the same command tries them again: {named}")
+            raise FailedRunsError(f"runs that failed: {len(self.failed)}; the same command tries them again: {named}")
 
     def _keep(self, cell: Cell, row: dict[str, Any], table_of: Sequence[Planned]) -> None:
         """Write a result, and the tables with it."""

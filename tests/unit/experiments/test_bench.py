@@ -114,7 +114,7 @@ def test_a_cell_that_fails_stops_no_other_one(
     told = list[str]()
 
     with pytest.raises(
-        FailedRunsError, match="2 runs failed, and the same command tries them again: fedavg, sketch, seed 0"
+        FailedRunsError, match="runs that failed: 2; the same command tries them again: fedavg, sketch, seed 0"
     ):
         bench(REQUEST, data_root=None, out=tmp_path, progress=NoProgress(), tell=told.append)
 
