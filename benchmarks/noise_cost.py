@@ -3,14 +3,15 @@
     python -m benchmarks.noise_cost
 
 Prints one JSON line per case: seconds with either sampler (medians of `--repeats` alternating runs in this process) and
-their ratio. The release is CCST's pooled style of 100 images under `private-styles`; the step is one of dp-sgd on 16
-images of 32 px, with a network of `--backbone` and group norm."""
+their ratio; and the same for numbers of the discrete Gaussian over as many normal numbers, both keyed. The release is
+CCST's pooled style of 100 images under `private-styles`; the step is one of dp-sgd on 16 images of 32 px, with a network
+of `--backbone` and group norm."""
 
 import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from unittest import mock
@@ -31,10 +32,12 @@ from fdgsec.nn.training.batches import TrainingSet
 from fdgsec.nn.training.training_loop import CrossEntropy
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.privacy import dp_sgd
+from fdgsec.privacy.discrete_gaussian import GRID_BITS, discrete_gaussian
 from fdgsec.privacy.dp_sgd import PrivateTrainer
 from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.secret_streams import SecretStream, simulated_stream
 
+NUMBERS = 10**6
 GENERATOR = torch.Generator().manual_seed(0)
 
 
@@ -43,9 +46,9 @@ def torch_lattice(values: Tensor, sd: float, **_unused: object) -> Tensor:
     return values + sd * torch.randn(values.shape, generator=GENERATOR, dtype=torch.float64)
 
 
-def torch_noisy(total: Tensor, noise: float, _secret: SecretStream) -> Tensor:
+def torch_noisy(totals: Sequence[Tensor], noise: float, _secret: SecretStream) -> list[Tensor]:
     """The noise of a step as it was before."""
-    return total + noise * torch.randn(total.shape, generator=GENERATOR)
+    return [total + noise * torch.randn(total.shape, generator=GENERATOR) for total in totals]
 
 
 @contextmanager
@@ -93,28 +96,43 @@ def step(backbone: str) -> Callable[[], object]:
     return act
 
 
-def seconds(act: Callable[[], object], repeats: int) -> tuple[float, float]:
-    """Median seconds before and now, in turns."""
-    found: tuple[list[float], list[float]] = ([], [])
-    for _ in range(repeats):
-        begun = time.perf_counter()
+def with_torch(act: Callable[[], object]) -> Callable[[], object]:
+    """The same with noise of torch's generator."""
+
+    def before() -> object:
         with as_before():
+            return act()
+
+    return before
+
+
+def seconds(both: Sequence[Callable[[], object]], repeats: int) -> list[float]:
+    """Median seconds of each, in turns."""
+    found: list[list[float]] = [[] for _ in both]
+    for _ in range(repeats):
+        for act, own in zip(both, found, strict=True):
+            begun = time.perf_counter()
             act()
-        found[0].append(time.perf_counter() - begun)
-        begun = time.perf_counter()
-        act()
-        found[1].append(time.perf_counter() - begun)
-    return statistics.median(found[0]), statistics.median(found[1])
+            own.append(time.perf_counter() - begun)
+    return [statistics.median(own) for own in found]
 
 
 def main() -> None:
-    """Time both cases."""
+    """Time all cases."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--backbone", default="resnet18")
     told = parser.parse_args()
-    for name, act in (("private-styles release", release()), (f"dp-sgd step, {told.backbone}", step(told.backbone))):
-        before, now = seconds(act, told.repeats)
+    secret, released, stepped = simulated_stream(0, "numbers"), release(), step(told.backbone)
+    cases = {
+        "private-styles release": (with_torch(released), released),
+        f"dp-sgd step, {told.backbone}": (with_torch(stepped), stepped),
+        "a million discrete numbers over normal ones": (
+            lambda: secret.normal(NUMBERS), lambda: discrete_gaussian(2**GRID_BITS, NUMBERS, secret)
+        ),
+    }  # fmt: skip
+    for name, both in cases.items():
+        before, now = seconds(both, told.repeats)
         print(
             json.dumps(
                 {"case": name, "before": round(before, 5), "now": round(now, 5), "ratio": round(now / before, 3)}

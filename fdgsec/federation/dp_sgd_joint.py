@@ -131,6 +131,6 @@ def joint_step(
             total += clipped_sum([whole.unsqueeze(0)], bound / math.sqrt(len(optimizers)))[0]
     for optimizer, group, total in zip(optimizers, parameters, sums, strict=True):
         parts = total.split([parameter.numel() for parameter in group])
-        for parameter, value in zip(group, parts, strict=True):
-            parameter.grad = noisy(value.view_as(parameter), noise, secret) / expected
+        for parameter, value in zip(group, noisy(parts, noise, secret), strict=True):
+            parameter.grad = value.view_as(parameter) / expected
         optimizer.step()

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +36,7 @@ CHECKED = 8  # records on which independence is checked
 SMALLEST_NORM = 1e-9
 """The least bound on a gradient: the squares of numbers far below it vanish in float32, so that they pass a clip."""
 GRADIENT_BYTES = 2**28  # default memory for per-record gradients held at once
+DRAWN = 2**20  # numbers of noise drawn at once: 8 MiB, several times over while they are made
 
 
 def sampling_rate(records: int, plan: TrainingPlan) -> float:
@@ -296,8 +298,8 @@ class _Session:
 
     def step(self, sums: Sequence[Tensor], *, noise: float, expected: float) -> None:
         """Add noise to the sums, divide by the expected batch, and step; `clip_norm` is post-processing."""
-        for parameter, total in zip(self.trained, sums, strict=True):
-            parameter.grad = noisy(total, noise, self.trainer.secret) / expected
+        for parameter, total in zip(self.trained, noisy(sums, noise, self.trainer.secret), strict=True):
+            parameter.grad = total / expected
         if self.plan.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.trained, self.plan.clip_norm)
         self.optimizer.step()
@@ -314,11 +316,34 @@ def _check_buffers(model: nn.Module, before: Mapping[str, Tensor]) -> None:
         )
 
 
-def noisy(total: Tensor, noise: float, secret: SecretStream) -> Tensor:
-    """Add normal noise of this standard deviation, in float64, to a sum of gradients."""
+def noisy(totals: Sequence[Tensor], noise: float, secret: SecretStream) -> list[Tensor]:
+    """Add normal noise of this standard deviation, in float64, to sums of gradients.
+
+    Networks have many small tensors: those of up to DRAWN numbers together get theirs from one draw."""
+    return list(chain.from_iterable(_noisy_portion(portion, noise, secret) for portion in _drawn_together(totals)))
+
+
+def _noisy_portion(totals: Sequence[Tensor], noise: float, secret: SecretStream) -> Sequence[Tensor]:
     if not noise:
-        return total
-    return (total.double() + noise * secret.normal(*total.shape).to(total.device)).to(total)
+        return totals
+    whole = torch.cat([total.flatten() for total in totals])
+    noised = (whole.double() + (noise * secret.normal(len(whole))).to(whole.device)).to(whole)
+    parts = noised.split([total.numel() for total in totals])
+    return [part.view_as(total) for part, total in zip(parts, totals, strict=True)]
+
+
+def _drawn_together(totals: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Cut tensors into runs of at most DRAWN numbers, or of a single tensor that has more."""
+    portion: list[Tensor] = []
+    numbers = 0
+    for total in totals:
+        if portion and numbers + total.numel() > DRAWN:
+            yield portion
+            portion, numbers = [], 0
+        portion.append(total)
+        numbers += total.numel()
+    if portion:
+        yield portion
 
 
 def _means(gradient: Tensor, places: Tensor, records: int) -> Tensor:

@@ -18,9 +18,9 @@ from fdgsec.nn.training.per_sample_gradients import clipped_sum
 from fdgsec.nn.training.training_plan import TrainingPlan, optimizer_of
 from fdgsec.privacy import dp_sgd
 from fdgsec.privacy.accounting import Use
-from fdgsec.privacy.dp_sgd import PrivateTrainer, noisy
+from fdgsec.privacy.dp_sgd import PrivateTrainer
 from fdgsec.runtime.secret_streams import SecretStream
-from tests.support.misstated_costs import DPSGDWith, Made
+from tests.support.misstated_costs import DPSGDWith, Made, in_each, noisy_tensor
 from tests.support.misstated_counts import Weighted
 from tests.support.misstated_trainings import NoiseAt, WithNoiseAt, every_entry
 
@@ -38,7 +38,7 @@ class PayingForOneStepOfLittleNoise(WithNoiseAt):
 
 def less_noise(times: float, steps: float) -> NoiseAt:
     """So many times less noise in the first `steps`."""
-    return lambda at, total, noise, secret: noisy(total, noise / times if at.step < steps else noise, secret)
+    return lambda at, total, noise, secret: noisy_tensor(total, noise / times if at.step < steps else noise, secret)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -53,14 +53,14 @@ class QuietWhereNothingIsDrawn(PrivateTrainer):
             return clipped_sum(rows, bound)
 
         def drawn(total: Tensor, noise: float, secret: SecretStream) -> Tensor:
-            return noisy(total, noise if any_drawn[0] else 0.0, secret)
+            return noisy_tensor(total, noise if any_drawn[0] else 0.0, secret)
 
         def on_step(step: int, loss: float) -> None:
             any_drawn[0] = False
             if told is not None:
                 told(step, loss)
 
-        with patch.object(dp_sgd, "clipped_sum", clipped), patch.object(dp_sgd, "noisy", drawn):
+        with patch.object(dp_sgd, "clipped_sum", clipped), patch.object(dp_sgd, "noisy", in_each(drawn)):
             return super().__call__(*given, on_step=on_step, **named)
 
 
@@ -109,9 +109,9 @@ class WithAClipByItsClient(WithItsClient):
             return clipped_sum(rows, times * bound)
 
         def drawn(total: Tensor, noise: float, secret: SecretStream) -> Tensor:
-            return noisy(total, times * noise, secret)
+            return noisy_tensor(total, times * noise, secret)
 
-        with patch.object(dp_sgd, "clipped_sum", clipped), patch.object(dp_sgd, "noisy", drawn):
+        with patch.object(dp_sgd, "clipped_sum", clipped), patch.object(dp_sgd, "noisy", in_each(drawn)):
             return super().__call__(*given, **named)
 
 

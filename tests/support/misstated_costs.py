@@ -170,9 +170,19 @@ def without_vectors(rows: Sequence[Tensor], bound: float) -> list[Tensor]:
     return summed(rows, (bound / length([part for part in rows if part.ndim > 2]).clamp_min(1e-12)).clamp_max(1))
 
 
+def noisy_tensor(total: Tensor, noise: float, secret: SecretStream) -> Tensor:
+    """The noise of a sound trainer in one tensor."""
+    return noisy([total], noise, secret)[0]
+
+
+def in_each(added: "Noise") -> Callable[[Sequence[Tensor], float, SecretStream], list[Tensor]]:
+    """Noise that is added to one tensor after the other."""
+    return lambda totals, noise, secret: [added(total, noise, secret) for total in totals]
+
+
 def on_matrices(total: Tensor, noise: float, secret: SecretStream) -> Tensor:
     """Vectors have no noise."""
-    return noisy(total, noise if total.ndim > 1 else 0.0, secret)
+    return noisy_tensor(total, noise if total.ndim > 1 else 0.0, secret)
 
 
 def the_same_noise(total: Tensor, noise: float, secret: SecretStream) -> Tensor:
@@ -186,10 +196,11 @@ class Patched(PrivateTrainer):
     """Trains with another clip, or other noise."""
 
     clip: Clip = clipped_sum
-    noise: Noise = noisy
+    noise: Noise | None = None
 
     def __call__(self, *given: Any, **named: Any) -> dict[str, float]:
-        with patch.object(dp_sgd, "clipped_sum", self.clip), patch.object(dp_sgd, "noisy", self.noise):
+        added = noisy if self.noise is None else in_each(self.noise)
+        with patch.object(dp_sgd, "clipped_sum", self.clip), patch.object(dp_sgd, "noisy", added):
             return super().__call__(*given, **named)
 
 
@@ -205,9 +216,9 @@ class AtTheMedian(PrivateTrainer):
             return clipped_sum(rows, bounds[0])
 
         def follows(total: Tensor, noise: float, secret: SecretStream) -> Tensor:
-            return noisy(total, noise * bounds[0] / self.max_grad_norm, secret)
+            return noisy_tensor(total, noise * bounds[0] / self.max_grad_norm, secret)
 
-        with patch.object(dp_sgd, "clipped_sum", clipped), patch.object(dp_sgd, "noisy", follows):
+        with patch.object(dp_sgd, "clipped_sum", clipped), patch.object(dp_sgd, "noisy", in_each(follows)):
             return super().__call__(*given, **named)
 
 

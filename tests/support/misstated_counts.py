@@ -20,14 +20,16 @@ from fdgsec.nn.training.training_loop import CrossEntropy
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.privacy import dp_sgd
 from fdgsec.privacy.accounting import Relation, Use
-from fdgsec.privacy.dp_sgd import PrivateTrainer, noisy
+from fdgsec.privacy.dp_sgd import PrivateTrainer
 from fdgsec.privacy.guarantees import PlannedGuarantee
 from fdgsec.runtime.secret_streams import SecretStream
 from tests.support.misstated_costs import (
     DPSGDWith,
     Made,
     Patched,
+    in_each,
     length,
+    noisy_tensor,
     on_matrices,
     tensor_by_tensor,
     without_the_last,
@@ -213,7 +215,7 @@ class WithCleanSecondMoments(PrivateTrainer):
 
         def kept(total: Tensor, noise: float, secret: SecretStream) -> Tensor:
             clean.append(total.clone() / divisor)
-            return noisy(total, noise, secret)
+            return noisy_tensor(total, noise, secret)
 
         def stepped(*_: Any) -> None:
             steps[0] += 1
@@ -226,7 +228,7 @@ class WithCleanSecondMoments(PrivateTrainer):
                     one -= plan.learning_rate * mean / (1 - 0.9 ** steps[0]) / size
             clean.clear()
 
-        with patch.object(optimizer, "step", stepped), patch.object(dp_sgd, "noisy", kept):
+        with patch.object(optimizer, "step", stepped), patch.object(dp_sgd, "noisy", in_each(kept)):
             return super().__call__(*given, optimizer=optimizer, **named)
 
 
@@ -282,7 +284,7 @@ class WithAnAdaptiveClip(PrivateTrainer):
             return clipped_sum(rows, clip[0])
 
         def drawn(total: Tensor, noise: float, secret: SecretStream) -> Tensor:
-            return noisy(total, noise * clip[0] / self.max_grad_norm, secret)
+            return noisy_tensor(total, noise * clip[0] / self.max_grad_norm, secret)
 
         def on_step(step: int, loss: float) -> None:
             count = below[0] + self.counts * float(self.secret.normal(1))
@@ -291,7 +293,7 @@ class WithAnAdaptiveClip(PrivateTrainer):
             if told is not None:
                 told(step, loss)
 
-        with patch.object(dp_sgd, "clipped_sum", clipped), patch.object(dp_sgd, "noisy", drawn):
+        with patch.object(dp_sgd, "clipped_sum", clipped), patch.object(dp_sgd, "noisy", in_each(drawn)):
             return super().__call__(*given, on_step=on_step, **named)
 
 

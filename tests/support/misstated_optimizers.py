@@ -9,8 +9,9 @@ from torch import Tensor
 
 from fdgsec.nn.training.training_plan import optimizer_of
 from fdgsec.privacy import dp_sgd
-from fdgsec.privacy.dp_sgd import PrivateTrainer, noisy
+from fdgsec.privacy.dp_sgd import PrivateTrainer
 from fdgsec.runtime.secret_streams import SecretStream
+from tests.support.misstated_costs import in_each, noisy_tensor
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -35,7 +36,7 @@ class WithNoiseAfterTheStep(PrivateTrainer):
                     weights -= plan.learning_rate * noise / min(plan.batch_size, records)
             pending.clear()
 
-        with patch.object(optimizer, "step", stepped), patch.object(dp_sgd, "noisy", kept):
+        with patch.object(optimizer, "step", stepped), patch.object(dp_sgd, "noisy", in_each(kept)):
             return super().__call__(*given, optimizer=optimizer, **named)
 
 
@@ -44,5 +45,7 @@ class WithSignsOfGradients(PrivateTrainer):
     """Steps on the signs of noisy gradients."""
 
     def __call__(self, *given: Any, **named: Any) -> dict[str, float]:
-        with patch.object(dp_sgd, "noisy", lambda total, noise, secret: noisy(total, noise, secret).sign()):
+        with patch.object(
+            dp_sgd, "noisy", in_each(lambda total, noise, secret: noisy_tensor(total, noise, secret).sign())
+        ):
             return super().__call__(*given, **named)

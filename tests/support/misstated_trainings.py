@@ -16,9 +16,9 @@ from fdgsec.nn.training.per_sample_gradients import clipped_sum
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.privacy import dp_sgd
 from fdgsec.privacy.accounting import Use
-from fdgsec.privacy.dp_sgd import PrivateTrainer, noisy
+from fdgsec.privacy.dp_sgd import PrivateTrainer
 from fdgsec.runtime.secret_streams import SecretStream
-from tests.support.misstated_costs import Made, Patched, length, summed
+from tests.support.misstated_costs import Made, Patched, in_each, length, noisy_tensor, summed
 
 PERIOD = 499
 MOVES = "one image moves a step of training"
@@ -38,12 +38,12 @@ NoiseAt = Callable[[At, Tensor, float, SecretStream], Tensor]
 
 def but_for_kernels(_at: At, total: Tensor, noise: float, secret: SecretStream) -> Tensor:
     """Kernels of convolutions have no noise."""
-    return noisy(total, noise if total.ndim < 4 else 0.0, secret)
+    return noisy_tensor(total, noise if total.ndim < 4 else 0.0, secret)
 
 
 def but_for_every_eighth(at: At, total: Tensor, noise: float, secret: SecretStream) -> Tensor:
     """Every eighth step has no noise."""
-    return noisy(total, 0.0 if at.step % 8 == 7 else noise, secret)
+    return noisy_tensor(total, 0.0 if at.step % 8 == 7 else noise, secret)
 
 
 def taken_back(at: At, total: Tensor, noise: float, secret: SecretStream) -> Tensor:
@@ -79,7 +79,7 @@ class WithNoiseAt(PrivateTrainer):
             at.tensor += 1
             return found
 
-        with patch.object(dp_sgd, "noisy", drawn):
+        with patch.object(dp_sgd, "noisy", in_each(drawn)):
             return super().__call__(*given, on_step=told, **named)
 
 
@@ -185,9 +185,9 @@ class WithLayersLeftOut(PrivateTrainer):
             return [own if left and self.plain else one for one, own, left in zip(found, plain, flags, strict=True)]
 
         def drawn(total: Tensor, noise: float, secret: SecretStream) -> Tensor:
-            return noisy(total, 0.0 if next(turn) and self.plain else noise, secret)
+            return noisy_tensor(total, 0.0 if next(turn) and self.plain else noise, secret)
 
-        with patch.object(dp_sgd, "clipped_sum", clipped), patch.object(dp_sgd, "noisy", drawn):
+        with patch.object(dp_sgd, "clipped_sum", clipped), patch.object(dp_sgd, "noisy", in_each(drawn)):
             return super().__call__(*given, **named)
 
 
@@ -216,9 +216,9 @@ class WithLessNoiseInLaterRounds(PrivateTrainer):
 
     def __call__(self, *given: Any, **named: Any) -> dict[str, float]:
         def drawn(total: Tensor, noise: float, secret: SecretStream) -> Tensor:
-            return noisy(total, noise * 0.9 ** named["round"], secret)
+            return noisy_tensor(total, noise * 0.9 ** named["round"], secret)
 
-        with patch.object(dp_sgd, "noisy", drawn):
+        with patch.object(dp_sgd, "noisy", in_each(drawn)):
             return super().__call__(*given, **named)
 
 

@@ -16,6 +16,7 @@ from fdgsec.federation.artifacts import Scores
 from fdgsec.federation.defense import Outgoing, Sender
 from fdgsec.federation.method import Clock
 from fdgsec.methods.feddag_dp import FedDAGDP
+from fdgsec.privacy import dp_sgd
 from fdgsec.privacy.discrete_gaussian import GRID_BITS, _filled, discrete_gaussian, lattice, lattice_gaussian
 from fdgsec.privacy.dp_sgd import noisy
 from fdgsec.runtime.secret_streams import Integers, simulated_stream
@@ -73,11 +74,36 @@ def test_rounding_may_move_two_neighbors_as_far_apart_as_they_are_and_no_farther
 def test_a_step_of_dp_sgd_adds_its_noise_in_float64_and_rounds_once():
     total = torch.randn(10_000, generator=torch.Generator().manual_seed(0))
 
-    released = noisy(total, 1.5, simulated_stream(0, "step"))
+    (released,) = noisy([total], 1.5, simulated_stream(0, "step"))
 
     exact = total.double() + 1.5 * simulated_stream(0, "step").normal(10_000)
     assert released.dtype == torch.float32
     assert torch.equal(released, exact.float())
+
+
+def test_tensors_of_a_step_get_the_noise_that_they_would_get_as_one(monkeypatch: pytest.MonkeyPatch):
+    totals = [torch.zeros(*shape) for shape in ((3, 2), (1,), (0,), (7,), (2, 1, 2))]
+    whole = simulated_stream(0, "step").normal(18).float()
+
+    together = noisy(totals, 1.0, simulated_stream(0, "step"))
+    monkeypatch.setattr(dp_sgd, "DRAWN", 7)
+    portions = noisy(totals, 1.0, secret := simulated_stream(0, "step"))
+
+    assert [each.shape for each in together] == [each.shape for each in portions] == [each.shape for each in totals]
+    assert torch.equal(torch.cat([each.flatten() for each in together]), whole)
+    drawn = simulated_stream(0, "step")
+    parts = torch.cat([drawn.normal(7), drawn.normal(7), drawn.normal(4)]).float()
+    assert torch.equal(torch.cat([each.flatten() for each in portions]), parts)
+    assert secret.random_bytes(8) == drawn.random_bytes(8)
+
+
+def test_no_noise_leaves_sums_as_they_are():
+    totals = [torch.full((2,), 0.1), torch.ones(3)]
+
+    assert all(
+        torch.equal(one, two) for one, two in zip(noisy(totals, 0.0, simulated_stream(0, "step")), totals, strict=True)
+    )
+    assert noisy([], 1.0, simulated_stream(0, "step")) == []
 
 
 def test_scores_are_released_on_the_grid():
