@@ -2,8 +2,10 @@
 
 Real Gaussian noise cannot be drawn in floating point, and the last bits of a noisy number can tell what it was before
 (Mironov, CCS 2012). Canonne, Kamath & Steinke, NeurIPS 2020, https://arxiv.org/abs/2004.00010, therefore add an integer
-Z with P(Z = z) proportional to exp(-z^2 / (2 s^2)) (Definition 1) to a value on a grid. Algorithms 1 to 3 draw it from
-uniform integers alone; here all numbers are integers below 2^63, so nothing is rounded.
+Z with P(Z = z) proportional to exp(-z^2 / (2 s^2)) (Definition 1) to a value on a grid. It is drawn as in their
+Algorithm 3, from candidates of the discrete Laplace distribution. Their sizes, and whether one is accepted, follow from
+uniform real numbers of as many bits as it takes: float64 decides where its rounding cannot matter, and decimals of more
+and more digits where it could, once in some ten thousand draws. So the law is exact, and draws are equal everywhere.
 
 `lattice_gaussian` rounds each coordinate to a multiple of g and adds g Z:
 
@@ -17,6 +19,8 @@ docs/defenses/noise.md has the statement and the proof."""
 
 import math
 from collections.abc import Callable
+from decimal import Decimal, localcontext
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -24,11 +28,18 @@ import torch
 from torch import Tensor
 
 from fdgsec.runtime.errors import UsageError
-from fdgsec.runtime.secret_streams import Flags, Integers, SecretStream
+from fdgsec.runtime.secret_streams import Flags, Integers, SecretStream, Words
 
 GRID_BITS = 24
 LARGEST_SCALE = 2 ** (GRID_BITS + 2) + 1
-MOST_PERIODS = 40  # of s in one candidate; a larger one would be accepted with probability exp(-39^2 / 2)
+AT_ONCE = 2**16
+"""Candidates in one batch, whose arrays stay in a processor's cache."""
+WORD_BITS, COIN_BITS = 64, 63
+MARGIN = 2.0**-40
+"""More than a hundred times what rounding changes in the logarithm of a word (at most 45; 4 units in the last place are
+2^-45) or in a probability."""
+LEAST_WORD = 28
+"""Lesser words are dropped: sizes of at least 41 scales, accepted with a probability of at most exp(-40^2 / 2)."""
 
 
 def lattice_gaussian(values: Tensor, sd: float, *, distance: float, rng: SecretStream) -> Tensor:
@@ -63,55 +74,75 @@ def lattice(sd: float, *, distance: float, coordinates: int) -> tuple[float, int
 def discrete_gaussian(scale: int, count: int, rng: SecretStream) -> Integers:
     """Draw `count` integers with P(z) proportional to exp(-z^2 / (2 scale^2)) (Canonne et al., Algorithm 3).
 
-    The candidate's scale t is `scale`, for which (|y| - scale^2 / t)^2 is an integer. Raises ValueError unless
-    1 <= scale <= LARGEST_SCALE, for which all numbers stay below 2^63."""
+    The scale of candidates is `scale`. Raises ValueError unless 1 <= scale <= LARGEST_SCALE, for which the margin of
+    float64 holds."""
     if not 1 <= scale <= LARGEST_SCALE:
         raise ValueError(f"scale must lie between 1 and {LARGEST_SCALE}; got {scale}.")
 
     def candidates(wanted: int) -> Integers:
-        drawn = _discrete_laplace(scale, wanted, rng)
-        return drawn[_exponential_coins((np.abs(drawn) - scale) ** 2, 2 * scale * scale, rng)]
+        words = rng.words(2 * wanted)
+        large = words[:wanted] >= LEAST_WORD
+        of_sizes, of_coins = words[:wanted][large], words[wanted:][large]
+        sizes = _laplace_sizes(of_sizes, scale, rng)
+        negative = of_coins & np.uint64(1) == 1
+        kept = _coins(of_coins >> np.uint64(1), sizes - scale, scale, rng) & ~(negative & (sizes == 0))
+        return cast(Integers, np.where(negative, -sizes, sizes)[kept])
 
     return _filled(candidates, count)
 
 
-def _discrete_laplace(scale: int, wanted: int, rng: SecretStream) -> Integers:
-    """Up to `wanted` integers with P(z) proportional to exp(-|z| / scale) (Algorithm 2 with s = 1)."""
-    low = rng.integer_array(scale, wanted)
-    low = low[_exponential_coins(low, scale, rng)]
-    periods, going = np.zeros(low.size, dtype=np.int64), np.arange(low.size)
-    while going.size:
-        going = going[_exponential_coins(np.ones(going.size, dtype=np.int64), 1, rng)]
-        periods[going] += 1
-    size, negative = low + scale * periods, rng.integer_array(2, low.size) == 1
-    kept = (periods <= MOST_PERIODS) & ~(negative & (size == 0))
-    return cast(Integers, np.where(negative, -size, size)[kept])
+def _laplace_sizes(words: Words, scale: int, rng: SecretStream) -> Integers:
+    """floor(-scale ln U), U uniform in [word, word + 1) / 2^64: each size y has a share proportional to
+    exp(-y / scale)."""
+    uniform = (words.astype(np.float64) + 0.5) * 2.0**-WORD_BITS
+    exponents, slack = -np.log(uniform), MARGIN + 1 / (words + 1.0)  # half the interval of ln U is below 1 / (word + 1)
+    sizes = np.floor(scale * (exponents - slack)).astype(np.int64)
+    for place in np.flatnonzero(np.floor(scale * (exponents + slack)) != sizes):
+        sizes[place] = _settled(partial(_size, scale=scale), int(words[place]), WORD_BITS, rng)
+    return sizes
 
 
-def _exponential_coins(numerators: Integers, denominator: int, rng: SecretStream) -> Flags:
-    """Flags (n,) that are true with probability exp(-numerator / denominator) each (Algorithm 1)."""
-    whole, rest = np.divmod(numerators, denominator)
-    heads = _coins_of_fractions(rest, denominator, rng)
-    while (going := np.flatnonzero(heads & (whole > 0))).size:
-        heads[going] = _coins_of_fractions(np.ones(going.size, dtype=np.int64), 1, rng)
-        whole[going] -= 1
+def _size(word: int, bits: int, *, scale: int) -> int | None:
+    """floor(-scale ln U) for all U in [word, word + 1) / 2^bits, or None where these differ."""
+    with localcontext(prec=bits):
+        slack = Decimal(10) ** -(bits // 2)
+        low, high = (scale * (bits * Decimal(2).ln() - Decimal(end).ln()) for end in (word + 1, word))
+        found = {math.floor(max(each, Decimal(0))) for each in (low - slack, high + slack)}
+    return found.pop() if len(found) == 1 else None
+
+
+def _coins(words: Words, apart: Integers, scale: int, rng: SecretStream) -> Flags:
+    """Flags (n,): whether U < exp(-apart^2 / (2 scale^2)), U uniform in [word, word + 1) / 2^63."""
+    uniform = (words.astype(np.float64) + 0.5) * 2.0**-COIN_BITS
+    chance = np.exp(-0.5 * (apart / scale) ** 2)
+    heads = uniform < chance
+    for place in np.flatnonzero(np.abs(uniform - chance) <= MARGIN):
+        below = partial(_below, apart=int(apart[place]), scale=scale)
+        heads[place] = _settled(below, int(words[place]), COIN_BITS, rng)
     return heads
 
 
-def _coins_of_fractions(numerators: Integers, denominator: int, rng: SecretStream) -> Flags:
-    """As `_exponential_coins`, for fractions between 0 and 1."""
-    heads, going, turn = np.zeros(numerators.size, dtype=np.bool_), np.arange(numerators.size), 1
-    while going.size:
-        won = rng.integer_array(denominator * turn, going.size) < numerators[going]
-        heads[going[~won]] = turn % 2 == 1
-        going, turn = going[won], turn + 1
-    return heads
+def _below(word: int, bits: int, *, apart: int, scale: int) -> bool | None:
+    """Whether U < exp(-apart^2 / (2 scale^2)) for all U in [word, word + 1) / 2^bits, or None where some are."""
+    with localcontext(prec=bits):
+        slack = Decimal(10) ** -(bits // 2)
+        chance = (-(Decimal(apart) ** 2) / (2 * scale * scale)).exp()
+        low, high = (Decimal(end) / Decimal(2) ** bits for end in (word, word + 1))
+        below, above = high < chance - slack, low > chance + slack
+    return below if below or above else None
+
+
+def _settled(decide: Callable[[int, int], int | None], word: int, bits: int, rng: SecretStream) -> int:
+    """Decide for a uniform number that begins with these bits, and draw further ones until they settle it."""
+    while (found := decide(word, bits)) is None:
+        word, bits = word << WORD_BITS | int(rng.words(1)[0]), bits + WORD_BITS
+    return found
 
 
 def _filled(draw: Callable[[int], Integers], count: int) -> Integers:
-    """Draw batches until there are `count` accepted numbers."""
+    """Draw batches until there are `count` accepted numbers; .76 of the candidates of a discrete Gaussian are."""
     parts, found = list[Integers](), 0
     while found < count:
-        part = draw(2 * (count - found) + 16)
+        part = draw(min(4 * (count - found) // 3 + 16, AT_ONCE))
         parts, found = [*parts, part], found + part.size
     return np.concatenate(parts)[:count] if parts else np.zeros(0, dtype=np.int64)

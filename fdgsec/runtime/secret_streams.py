@@ -60,9 +60,13 @@ class SecretStream:
         self._draws += 1
         return hashed.digest(count)
 
+    def words(self, count: int) -> Words:
+        """Draw integers below 2^64 (count,) uint64."""
+        return np.frombuffer(self.random_bytes(8 * count), dtype="<u8").astype(np.uint64)
+
     def uniform(self, *shape: int) -> Tensor:
         """Draw float64 numbers in [0, 1), multiples of 2^-53."""
-        return _tensor((self._words(math.prod(shape)) >> np.uint64(11)) * 2.0**-53, shape)
+        return _tensor((self.words(math.prod(shape)) >> np.uint64(11)) * 2.0**-53, shape)
 
     def exponential(self, *shape: int) -> Tensor:
         """Draw float64 numbers of the exponential distribution with mean 1."""
@@ -74,8 +78,8 @@ class SecretStream:
         They are rounded real numbers, whose last bits may tell what they were added to (Mironov, CCS 2012); a
         calibrated release has `privacy.discrete_gaussian` instead."""
         count = math.prod(shape)
-        radius = (2 * self.exponential((count + 1) // 2)).sqrt()
-        angle = 2 * math.pi * self.uniform((count + 1) // 2)
+        radii, turns = self.uniform(2, (count + 1) // 2)
+        radius, angle = (-2 * torch.log1p(-radii)).sqrt(), 2 * math.pi * turns
         return torch.cat([radius * angle.cos(), radius * angle.sin()])[:count].reshape(shape)
 
     def integers(self, below: int, *shape: int) -> Tensor:
@@ -84,9 +88,9 @@ class SecretStream:
 
     def permutation(self, count: int) -> Tensor:
         """Draw one of all orders of 0 to `count` - 1 (count,) int64."""
-        keys = self._words(count)
+        keys = self.words(count)
         while len(np.unique(keys)) < count:
-            keys = self._words(count)
+            keys = self.words(count)
         return torch.from_numpy(np.argsort(keys))
 
     def derangement(self, count: int) -> Tensor:
@@ -106,16 +110,13 @@ class SecretStream:
         """As `integers`, as an array (count,)."""
         if not 1 <= below < 2**63:
             raise ValueError(f"integers below {below} cannot be drawn; give a number from 1 to 2^63 - 1.")
-        drawn = self._words(count)
+        drawn = self.words(count)
         unfair = 2**64 % below  # the largest words, as many as these, would favor the small remainders
         if unfair:
             limit = np.uint64(2**64 - unfair - 1)
             while (larger := drawn > limit).any():
-                drawn[larger] = self._words(int(larger.sum()))
+                drawn[larger] = self.words(int(larger.sum()))
         return (drawn % np.uint64(below)).view(np.int64)
-
-    def _words(self, count: int) -> Words:
-        return np.frombuffer(self.random_bytes(8 * count), dtype="<u8").astype(np.uint64)
 
 
 class SecretGenerator(torch.Generator):

@@ -1,14 +1,16 @@
 """The discrete Gaussian on a grid: its law, its grid, and the cost that it never exceeds."""
 
 import math
+from decimal import Decimal, localcontext
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
+from fdgsec.privacy import discrete_gaussian as sampler
 from fdgsec.privacy.discrete_gaussian import GRID_BITS, LARGEST_SCALE, discrete_gaussian, lattice, lattice_gaussian
-from fdgsec.runtime.secret_streams import simulated_stream
+from fdgsec.runtime.secret_streams import SecretStream, Words, simulated_stream
 
 
 @pytest.mark.parametrize("scale", [1, 2, 3, 10])
@@ -30,6 +32,85 @@ def test_a_large_scale_is_a_gaussian(scale: int):
     assert drawn.dtype == np.int64
     assert stats.kstest(drawn / scale, "norm").pvalue > 1e-3
     assert abs(float((drawn % 2).mean()) - 0.5) < 0.01  # the last bit is noise, too
+
+
+class Scripted(SecretStream):
+    """Draws the given words, one after the other, and then those of a stream."""
+
+    def __init__(self, *words: int) -> None:
+        super().__init__(bytes(32))
+        self.script = list(words)
+
+    def words(self, count: int) -> Words:
+        given, self.script = self.script[:count], self.script[count:]
+        return np.array([*given, *super().words(count - len(given)).tolist()], dtype=np.uint64)
+
+
+@pytest.mark.parametrize("scale", [1, 3, 2**GRID_BITS, LARGEST_SCALE])
+def test_float64_decides_as_decimals_do(scale: int, monkeypatch: pytest.MonkeyPatch):
+    drawn = discrete_gaussian(scale, 2000, simulated_stream(0, scale))
+
+    monkeypatch.setattr(sampler, "MARGIN", 100.0)  # nothing is left to float64
+
+    assert np.array_equal(drawn, discrete_gaussian(scale, 2000, simulated_stream(0, scale)))
+
+
+@pytest.mark.parametrize("scale", [1, 3, 2**GRID_BITS, LARGEST_SCALE])
+@pytest.mark.parametrize("size", [1, 2, 40, 10**6])
+def test_a_word_on_the_edge_of_a_size_is_settled_by_further_bits(scale: int, size: int):
+    """U is above exp(-size / scale) where the size is less: the first 64 bits of that number leave it open."""
+    with localcontext(prec=80):
+        edge = (-Decimal(size) / scale).exp() * 2**128
+    word, further = divmod(int(edge), 2**64)
+    if word < sampler.LEAST_WORD:
+        pytest.skip("words of so large sizes are dropped")
+
+    def drawn(first: int, *more: int) -> tuple[int, int]:
+        rng = Scripted(*more)
+        (found,) = sampler._laplace_sizes(np.array([first], dtype=np.uint64), scale, rng).tolist()
+        return found, len(more) - len(rng.script)
+
+    assert drawn(word, further + 1, 7) == (size - 1, 1)
+    assert drawn(word, further - 1, 7) == (size, 1)
+    assert drawn(word, further, 2**64 - 1, 7)[1] == 2
+    assert drawn(word + 1, 7)[1] == drawn(word - 1, 7)[1] == 0
+
+
+@pytest.mark.parametrize("apart", [1, 2, 10**7])
+def test_a_coin_on_the_edge_of_its_chance_is_settled_by_further_bits(apart: int):
+    scale = 2**GRID_BITS
+    with localcontext(prec=80):
+        edge = (-(Decimal(apart) ** 2) / (2 * scale**2)).exp() * 2**127
+    word, further = divmod(int(edge), 2**64)
+
+    def drawn(first: int, *more: int) -> tuple[bool, int]:
+        rng = Scripted(*more)
+        (found,) = sampler._coins(np.array([first], dtype=np.uint64), np.array([apart]), scale, rng).tolist()
+        return found, len(more) - len(rng.script)
+
+    assert drawn(word, further + 1, 7) == (False, 1)
+    assert drawn(word, further - 1, 7) == (True, 1)
+    assert drawn(word - 1, 7) == (True, 0)
+    assert drawn(word + 1, 7) == (False, 0)
+
+
+def test_sizes_have_shares_of_the_discrete_laplace_law_to_the_last_word():
+    """At scale 1 the words of size y are those from 2^64 exp(-y - 1) to 2^64 exp(-y)."""
+    for size in range(40):
+        with localcontext(prec=60):
+            edges = [int((-Decimal(size + more)).exp() * 2**64) for more in (1, 0)]
+        inside = np.array([edges[0] + 1, edges[1] - 1], dtype=np.uint64)
+
+        assert sampler._laplace_sizes(inside, 1, Scripted()).tolist() == [size, size]
+
+
+def test_batches_change_no_law(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sampler, "AT_ONCE", 100)
+
+    drawn = discrete_gaussian(2**GRID_BITS, 20_000, simulated_stream(3))
+
+    assert len(drawn) == 20_000
+    assert stats.kstest(drawn / 2**GRID_BITS, "norm").pvalue > 1e-3
 
 
 @pytest.mark.parametrize("scale", [0, LARGEST_SCALE + 1])
