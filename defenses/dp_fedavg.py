@@ -242,7 +242,7 @@ class DPFedAvg:
         foreign = sorted(set(sent) - set(model.state.state))
         if foreign:
             raise UsageError(f"dp-fedavg was sent {foreign[0]!r}, which is not in the model that it was trained from.")
-        parameters = {name for name, _ in model.module().named_parameters()}
+        parameters = model.parameter_names()
         kept = [name for name in sent if name not in parameters]
         if kept and self.buffers == "refuse":
             raise UsageError(

@@ -67,7 +67,7 @@ class FedGMA(FedAvg):
         states = [update.artifacts["model"].tensors() for update in updates.values()]
         mean, server = super().aggregate(updates, scores=scores, model=model, server=server)
         made = dict(mean.state.state)
-        parameters = {name for name, _ in model.module().named_parameters()}
+        parameters = model.parameter_names()
         for name, before in model.state.state.items():
             if before.is_floating_point() and (self.released or name in parameters):
                 made[name] = self.stepped(before, [state[name] for state in states], weights)

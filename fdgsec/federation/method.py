@@ -118,6 +118,12 @@ class GlobalModel:
             network.to(memory_format=layout)
         return network.to(self.blueprint.device)
 
+    def parameter_names(self) -> frozenset[str]:
+        """The names of the state's entries that a network may train; all others are buffers."""
+        built = _skeleton(self.blueprint)
+        network = _undrawn(self.blueprint) if built is None else built
+        return frozenset(name for name, _ in network.named_parameters())
+
     def with_state(self, state: Mapping[str, Tensor]) -> "GlobalModel":
         """The same blueprint with another state."""
         return GlobalModel(blueprint=self.blueprint, state=ModelState(state=dict(state)))

@@ -49,7 +49,7 @@ def buffers_of_updates(site: Site, clock: Clock, defense_stack: DefenseStack) ->
     no cost bounds them."""
     if site.model is None or not clock.rounds:
         return ()
-    state, parameters = site.model.state.state, {name for name, _ in site.model.module().named_parameters()}
+    state, parameters = site.model.state.state, site.model.parameter_names()
     buffers = {name for name, value in state.items() if name not in parameters and value.is_floating_point()}
     received = Release(step="fit", slot="model", artifact=site.model.state, sender=site.sender(clock, {}))
     if not buffers or not received.sent(defense_stack)[1]:

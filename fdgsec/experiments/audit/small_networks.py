@@ -35,6 +35,10 @@ class SmallModel(GlobalModel):
         assert network is not None  # names and shapes are its own
         return network
 
+    def parameter_names(self) -> frozenset[str]:
+        """The names of the network's parameters, which are all entries."""
+        return frozenset(self.state.state)
+
 
 def small_model(like: GlobalModel, network: Classifier) -> SmallModel:
     """The model of one of these networks, with the blueprint of another model."""

@@ -1,15 +1,19 @@
 """The round loop: what crosses the wire in which order."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import pytest
 import torch
 
-from fdgsec.federation.artifacts import Scores
-from fdgsec.federation.method import Client, GlobalModel, Inbox, State
+from fdgsec.experiments.audit.small_networks import layered, one_layer, small_model
+from fdgsec.federation.artifacts import ModelState, Scores
+from fdgsec.federation.method import Blueprint, Client, GlobalModel, Inbox, State
 from fdgsec.methods.fedavg import FedAvg
+from fdgsec.nn.networks.classifiers import Classifier, Norm
 from fdgsec.nn.training.training_loop import predictions
+from fdgsec.runtime.random_streams import stream
 from tests.support.toy_federation import (
     FULL_BATCH,
     Outcome,
@@ -152,3 +156,31 @@ def test_the_mean_validation_accuracy_is_that_of_the_aggregated_model():
         if c.validation is not None
     ]
     assert float(outcome.reports[0].server["validation_accuracy"]) == pytest.approx(sum(right) / 2)
+
+
+def held_outside(network: Classifier, _rng: torch.Generator) -> Classifier:
+    """A network that no copy can be made of: a hook holds one of its parts."""
+    network.register_forward_hook(lambda _network, _given, made, part=network.head: made + 0 * part.weight.sum())
+    return network
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+@pytest.mark.parametrize("remodel", [None, held_outside])
+def test_parameters_are_named_without_a_copy_of_the_network(
+    norm: Norm, remodel: Callable[[Classifier, torch.Generator], Classifier] | None
+):
+    blueprint = Blueprint(backbone="tiny", classes=2, norm=norm, remodel=remodel)
+    network = blueprint.network(stream(0, "world", "start"))
+    model = GlobalModel(blueprint=blueprint, state=ModelState(state=dict(network.state_dict())))
+
+    assert model.parameter_names() == {name for name, _ in model.module().named_parameters()}
+    assert (model.parameter_names() == set(model.state.state)) == (norm == "group")
+
+
+@pytest.mark.parametrize("network", [layered(5), one_layer(5)])
+def test_a_small_model_names_its_own_parameters(network: Classifier):
+    like = GlobalModel(blueprint=Blueprint(backbone="tiny", classes=2), state=ModelState(state={}))
+
+    model = small_model(like, network)
+
+    assert model.parameter_names() == {name for name, _ in network.named_parameters()}
