@@ -2,8 +2,9 @@
 
     fdgsec bench --ablation cpu-private-styles --dataset pacs --methods fedavg,ccst,private-8 --seeds 3 \
         --set method.plan.learning_rate=3e-4 --workers 2 --out benchmarks/results/cpu-private-styles
-    fdgsec bench --protocol cpu --dataset pacs --methods fedavg,fedavg-equal,feddg-ga,mixstyle,ccst,stablefdg,fisc \
-        --seeds 1 --set method.plan.learning_rate=3e-4 --workers 2 --out benchmarks/results/cpu-one-rate
+    fdgsec bench --protocol cpu --dataset pacs --seeds 1 --set method.plan.learning_rate=3e-4 --workers 2 \
+        --methods fedavg,fedavg-equal,fedprox,feddg-ga,mixstyle,ccst,stablefdg,fisc,centralized \
+        --out benchmarks/results/cpu-one-rate
     fdgsec bench --ablation cpu-dp-head --dataset pacs --seeds 3 --out benchmarks/results/cpu-dp-head
     python -m benchmarks.cpu_tables
 
@@ -64,8 +65,9 @@ PRIVATE_STYLES = Shown(
 ONE_RATE = Shown(
     name="one learning rate", folder="cpu-one-rate",
     words={
-        "fedavg": "FedAvg", "fedavg-equal": "FedAvg, every client alike", "feddg-ga": "FedDG-GA",
+        "fedavg": "FedAvg", "fedavg-equal": "FedAvg, every client alike", "fedprox": "FedProx", "feddg-ga": "FedDG-GA",
         "mixstyle": "MixStyle", "ccst": "CCST", "stablefdg": "StableFDG", "fisc": "FISC",
+        "centralized": "one party with all images",
     },
 )  # fmt: skip
 DP_HEAD = Shown(
