@@ -26,6 +26,7 @@ from fdgsec.experiments.bench.tuning import (
     source_scores,
 )
 from fdgsec.experiments.bench.web_page import page
+from fdgsec.experiments.failed_runs import Failed, Runs
 from fdgsec.experiments.report.schema import AttackReport
 from fdgsec.experiments.run_config import RunConfig
 from fdgsec.experiments.setup.run_federation import FederationRun, RunRequest, federate
@@ -35,30 +36,16 @@ from fdgsec.federation.run_folder import environment, reserved
 from fdgsec.federation.wire import SERVER, SUM, parties
 from fdgsec.nn.training.precision import device_named
 from fdgsec.runtime.cache_files import write_atomic
-from fdgsec.runtime.errors import DataError, FdgsecError, UsageError, unknown_name
+from fdgsec.runtime.errors import DataError, UsageError, unknown_name
 from fdgsec.runtime.interruption import kept_text, telling
 from fdgsec.runtime.progress import NoProgress, Progressive
 from fdgsec.runtime.untrusted_text import read_json_object
-from fdgsec.runtime.worker_processes import computed, portable
 
 SCHEMA = 1
 RESULTS = "results.json"
 RATES = "rates.json"
 """The learning rates that were chosen, written before any cell is trained with them."""
 Planned = tuple[Cell, RunConfig]
-MOST_NAMED = 3
-"""Failed runs that an error names."""
-
-
-class FailedRunsError(FdgsecError):
-    """Some runs of a table failed, and all others are done (exit 1)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Failed:
-    """A run that ended with an error."""
-
-    error: FdgsecError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +109,7 @@ def bench(
             ready = cells
         runs.add(ready, partial(compute, data_root), table_of=cells)
         found = runs.tables(cells)
-        runs.check()
+        runs.tried.check()
         return found
 
 
@@ -142,7 +129,7 @@ class _Runs:
     tell: Callable[[str], None]
     workers: int
     limit: int | None
-    failed: list[str] = field(default_factory=list)
+    tried: Runs = field(default_factory=Runs)
 
     def add(
         self,
@@ -163,31 +150,22 @@ class _Runs:
         self.tell(f"{len(arms)} runs to do; {time_left(arms, self.done.values(), self.workers)}")
         self.progress.update("cells", 0, len(missing))
         with telling(lambda: kept_text(self.out / RESULTS, _finished(wanted, self.done), len(wanted), "runs")):
-            tried = computed(partial(_tried, work), missing, workers=self.workers)
-            for number, ((cell, _), row) in enumerate(tried, 1):
-                if isinstance(row, _Failed) and number == 1:
-                    raise row.error
+            ended = self.tried.results(work, missing, workers=self.workers, name=_named)
+            for number, (planned, row) in enumerate(ended, 1):
+                cell, _ = planned
                 arms.remove(cell.arm)
-                ended = self._taken(cell, row, table_of)
+                how = self._taken(cell, row, table_of)
                 left = time_left(arms, self.done.values(), self.workers)
-                self.tell(f"{cell.arm}, {cell.domain}, seed {cell.seed}: {ended}; {len(arms)} runs and {left}")
+                self.tell(f"{_named(planned)}: {how}; {len(arms)} runs and {left}")
                 self.progress.update("cells", number, len(missing))
         self.limit = None if self.limit is None else self.limit - len(missing)
 
-    def _taken(self, cell: Cell, row: dict[str, Any] | _Failed, table_of: Sequence[Planned]) -> str:
-        """Keep a result or a failure, and say which it is."""
-        if isinstance(row, _Failed):
-            self.failed.append(f"{cell.arm}, {cell.domain}, seed {cell.seed}: {row.error}")
+    def _taken(self, cell: Cell, row: dict[str, Any] | Failed, table_of: Sequence[Planned]) -> str:
+        """Keep a result, and say how its run ended."""
+        if isinstance(row, Failed):
             return f"failed ({row.error})"
         self._keep(cell, row, table_of)
         return f"{row['seconds']:.0f} s"
-
-    def check(self) -> None:
-        """Raise FailedRunsError where runs failed."""
-        if self.failed:
-            more = len(self.failed) - MOST_NAMED
-            named = "; ".join(self.failed[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
-            raise FailedRunsError(f"runs that failed: {len(self.failed)}; the same command tries them again: {named}")
 
     def _keep(self, cell: Cell, row: dict[str, Any], table_of: Sequence[Planned]) -> None:
         """Write a result, and the tables with it."""
@@ -201,12 +179,9 @@ class _Runs:
         return _write_tables(self.table, self.request, cells, self.done, self.out)
 
 
-def _tried(work: Callable[[Planned], dict[str, Any]], planned: Planned) -> dict[str, Any] | _Failed:
-    """A run's result, or its failure."""
-    try:
-        return work(planned)
-    except FdgsecError as error:
-        return _Failed(error=portable(error, FailedRunsError))
+def _named(planned: Planned) -> str:
+    cell, _ = planned
+    return f"{cell.arm}, {cell.domain}, seed {cell.seed}"
 
 
 def time_left(arms: Sequence[str], rows: Iterable[Mapping[str, Any]], workers: int) -> str:

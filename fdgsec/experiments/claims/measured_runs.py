@@ -12,6 +12,7 @@ from fdgsec.data.catalog import dataset_entry
 from fdgsec.experiments.attack.run_attacks import attack
 from fdgsec.experiments.claims.catalogue import Claim, Probe, ledger_run
 from fdgsec.experiments.claims.fixed_inputs import inputs_of
+from fdgsec.experiments.failed_runs import Failed, Runs
 from fdgsec.experiments.run_config import RunConfig, attack_settings, merged, on_stated_threads
 from fdgsec.experiments.setup.run_inputs import load_world
 from fdgsec.federation.run_folder import run_key
@@ -23,7 +24,6 @@ from fdgsec.runtime.interruption import kept_text, telling
 from fdgsec.runtime.progress import NoProgress, Progressive, warn
 from fdgsec.runtime.source_hash import check_unchanged, source_sha256
 from fdgsec.runtime.untrusted_text import read_json_object
-from fdgsec.runtime.worker_processes import computed
 
 Report = Mapping[str, Any] | str
 """A report document, or the reason why there is none."""
@@ -131,20 +131,29 @@ def measure(
     """Make all runs that are not stored under `out`/runs, `workers` at once.
 
     Stored reports are used again if settings, images, weights and code are the same, and `registered`: the registration
-    that they were made under, so that no report from before it counts."""
+    that they were made under, so that no report from before it counts. Raises the error of a run that fails before any
+    other one has ended, and FailedRunsError after all where later ones did."""
     runs = planned_runs(claims, request)
     if workers > 1 and not fresh:
         asked = [config for config in runs.values() if config.encoder in request.encoders and not config.rounds]
         _prepare(asked, data_root=data_root, progress=progress)
     shown: Progressive = progress if workers == 1 else NoProgress()
     work = partial(_report, data_root, out, fresh, registered, source_sha256("fdgsec"), shown)
-    reports = dict[str, Report]()
+    reports, tried = dict[str, Report](), Runs()
     progress.update("runs", 0, len(runs))
     with telling(lambda: kept_text(out / "runs", len(reports), len(runs), "runs")):
-        for done, ((key, _), report) in enumerate(computed(work, longest_first(runs), workers=workers), 1):
-            reports[key] = report
+        ended = tried.results(work, longest_first(runs), workers=workers, name=_named)
+        for done, ((key, _), report) in enumerate(ended, 1):
+            if not isinstance(report, Failed):
+                reports[key] = report
             progress.update("runs", done, len(runs))
+    tried.check()
     return MeasuredRuns(request=request, reports={key: reports[key] for key in runs})
+
+
+def _named(run: tuple[str, RunConfig]) -> str:
+    _, config = run
+    return f"{config.target}, {config.encoder}, adversary {config.adversary}, seed {config.seed}"
 
 
 def longest_first(runs: Mapping[str, RunConfig]) -> list[tuple[str, RunConfig]]:
@@ -191,6 +200,7 @@ def _report(
     key = run_key(config.sha256, json.dumps(inputs, sort_keys=True), registered)
     if not fresh and (found := _stamped(folder, stamp, key)) is not None:
         return found
+    check_unchanged("fdgsec", since=code)  # before what may take hours, too
     try:
         made = attack(
             config, data_root=data_root, out=folder, fresh=fresh, progress=progress, kept_for=registered

@@ -16,6 +16,7 @@ import torch
 from fdgsec.experiments.attack.run_attacks import attack
 from fdgsec.experiments.bench.protocols import Protocol, protocol_named
 from fdgsec.experiments.bench.run_bench import traffic_of
+from fdgsec.experiments.failed_runs import Failed, Runs
 from fdgsec.experiments.options_in_effect import check_in_effect
 from fdgsec.experiments.run_config import (
     RunConfig,
@@ -40,7 +41,6 @@ from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.interruption import kept_text, telling
 from fdgsec.runtime.progress import NoProgress, Progressive
 from fdgsec.runtime.registry import name_of, target_named
-from fdgsec.runtime.worker_processes import computed
 from fdgsec.threats.attack import Attack
 
 RESULTS = "points.json"
@@ -145,16 +145,19 @@ def sweep(
 ) -> dict[str, Any]:
     """Compute what is missing (at most `limit` points), write sweep.json, .csv, .md and the figures; give the document.
 
-    Raises UsageError before anything is computed, DataError for a results file of another kind."""
+    Raises UsageError before anything is computed, DataError for a results file of another kind, the error of a point
+    that fails before any other one has ended, and FailedRunsError at the end where later ones did."""
     planned = plan(request, data_root=data_root)
     with reserved(out, goes_on=(RESULTS, "sweep.json")):
         done = stored(out / RESULTS)
         missing = [point for point in planned if point.key not in done][:limit]
-        finished = computed(partial(compute, data_root), missing, workers=request.workers)
+        runs = Runs()
+        ended = runs.results(partial(compute, data_root), missing, workers=request.workers, name=_named)
         with telling(lambda: kept_text(out / RESULTS, _finished(planned, done), len(planned), "points")):
-            for number, (point, found) in enumerate(finished, 1):
-                done[point.key] = found
-                store(out / RESULTS, _kept(planned, done))
+            for number, (point, found) in enumerate(ended, 1):
+                if not isinstance(found, Failed):
+                    done[point.key] = found
+                    store(out / RESULTS, _kept(planned, done))
                 progress.update("points", number, len(missing))
         if done:
             store(out / RESULTS, _kept(planned, done))
@@ -166,7 +169,13 @@ def sweep(
         for name, png in drawn.items():
             write_atomic(out / f"{name}.png", png)
         write_atomic(out / "sweep.html", page(document, drawn))
+        runs.check()
         return document
+
+
+def _named(point: Point) -> str:
+    value = "no defense" if point.value is None else f"{point.value:g}"
+    return f"{point.kind} at {value}, seed {point.config.seed}"
 
 
 def _finished(planned: Sequence[Point], done: Mapping[str, Mapping[str, Any]]) -> int:

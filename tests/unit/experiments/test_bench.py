@@ -15,8 +15,9 @@ import torch
 from fdgsec.defenses.secure_aggregation import SecureAggregation
 from fdgsec.experiments.bench import run_bench as verb
 from fdgsec.experiments.bench.protocols import Protocol
-from fdgsec.experiments.bench.run_bench import BenchRequest, FailedRunsError, bench, plan, traffic
+from fdgsec.experiments.bench.run_bench import BenchRequest, bench, plan, traffic
 from fdgsec.experiments.bench.tables import latex, markdown, mean_of, spreadsheet, summary
+from fdgsec.experiments.failed_runs import FailedRunsError
 from fdgsec.experiments.report.schema import AttackReport
 from fdgsec.experiments.run_config import RunConfig, train_settings
 from fdgsec.experiments.train import train

@@ -4,10 +4,11 @@ import json
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fdgsec.experiments.claims import fixed_inputs
+from fdgsec.experiments.claims import fixed_inputs, measured_runs
 from fdgsec.experiments.claims.fixed_inputs import MISSING, inputs_of
 from fdgsec.experiments.claims.measured_runs import ClaimsRequest, measure, planned_runs
 from fdgsec.experiments.claims.registration import (
@@ -19,6 +20,9 @@ from fdgsec.experiments.claims.registration import (
     write_registration,
 )
 from fdgsec.experiments.claims.run_claims import chosen_claims, claims, registered_request, registration_of
+from fdgsec.experiments.failed_runs import FailedRunsError
+from fdgsec.experiments.report.schema import AttackReport
+from fdgsec.experiments.run_config import RunConfig
 from fdgsec.metrics.feature_extractors import LITE
 from fdgsec.nn.networks.weights import ImportedWeights
 from fdgsec.runtime import source_hash
@@ -145,17 +149,68 @@ def test_a_report_counts_again_only_under_the_registration_it_was_made_for(tmp_p
     assert made("registration, commit") == under
 
 
-@pytest.mark.medium
-def test_a_run_during_which_fdgsec_was_edited_is_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    source_hash.source_sha256("fdgsec")
+def edited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Edit fdgsec."""
     monkeypatch.setattr(source_hash, "_hashed", lambda package: f"other {package}")
+
+
+@pytest.mark.parametrize("during", [True, False])
+@pytest.mark.medium
+def test_a_run_during_which_fdgsec_was_edited_is_not_stored_and_one_after_it_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, during: bool
+):
+    source_hash.source_sha256("fdgsec")
+    begun = list[RunConfig]()
+
+    def attack(config: RunConfig, **given: Any) -> AttackReport:
+        begun.append(config)
+        found = run(config, **given)
+        edited(monkeypatch)
+        return found
+
+    run = measured_runs.attack
+    monkeypatch.setattr(measured_runs, "attack", attack)
+    if not during:
+        edited(monkeypatch)
 
     with pytest.raises(UsageError, match="were changed while it ran"):
         measure(
             chosen_claims(["fedalign-summaries"]), replace(REQUEST, encoders=("mini",), seeds=(10,)), data_root=None,
             out=tmp_path, fresh=False, workers=1, progress=NoProgress(),
         )  # fmt: skip
+    assert len(begun) == during
     assert not list(tmp_path.glob("runs/*.key"))
+
+
+@pytest.mark.medium
+def test_a_run_that_fails_stops_no_other_one_and_is_named_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run, begun = measured_runs.attack, list[int]()
+
+    def attack(config: RunConfig, **given: Any) -> AttackReport:
+        begun.append(config.seed)
+        if config.seed == 11:
+            raise UsageError("its weights are not finite.")
+        return run(config, **given)
+
+    monkeypatch.setattr(measured_runs, "attack", attack)
+    asked = replace(REQUEST, encoders=("mini",), seeds=(10, 11, 12))
+
+    def made() -> None:
+        measure(
+            chosen_claims(["fedalign-summaries"]), asked, data_root=None, out=tmp_path, fresh=False, workers=1,
+            progress=NoProgress(),
+        )  # fmt: skip
+
+    with pytest.raises(
+        FailedRunsError, match=r"^runs that failed: 1; .*mini, adversary \w+, seed 11: its weights are not"
+    ):
+        made()
+    first = len(begun)
+    with pytest.raises(
+        UsageError, match=r"^its weights are not finite\.$"
+    ):  # the first to end, as all others are stored
+        made()
+    assert (sorted(set(begun[:first])), begun[first:]) == ([10, 11, 12], [11])
 
 
 def test_a_registration_is_not_overwritten(registration: Registration, registered: Path):

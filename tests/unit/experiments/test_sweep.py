@@ -15,6 +15,7 @@ from fdgsec.defenses.k_anonymous import KAnonymous
 from fdgsec.defenses.private_styles import PrivateStyles
 from fdgsec.defenses.quantize import Quantize
 from fdgsec.defenses.style_noise import StyleNoise
+from fdgsec.experiments.failed_runs import FailedRunsError
 from fdgsec.experiments.run_config import defense_text
 from fdgsec.experiments.sweep import run_sweep as verb
 from fdgsec.experiments.sweep.points import stored
@@ -165,6 +166,50 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(verb, "compute", compute)
     return seen
+
+
+@pytest.fixture
+def failing(computed: list[str], monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, float | None]]:
+    """Have points of these kinds and values end with an error."""
+    failed, run = set[tuple[str, float | None]](), verb.compute
+
+    def compute(data_root: Path | None, point: Point) -> dict[str, Any]:
+        if (point.kind, point.value) in failed:
+            raise UsageError("its weights are not finite.")
+        return run(data_root, point)
+
+    monkeypatch.setattr(verb, "compute", compute)
+    return failed
+
+
+@pytest.mark.medium
+def test_a_point_that_fails_stops_no_other_one_and_is_named_at_the_end(
+    computed: list[str], failing: set[tuple[str, float | None]], tmp_path: Path
+):
+    failing |= {("privacy", 0.5), ("accuracy", None)}
+
+    with pytest.raises(
+        FailedRunsError,
+        match=r"^runs that failed: 3; the same command tries them again: privacy at 0\.5, seed 0: its weights are not "
+        r"finite\.; accuracy at no defense, seed 0: ",
+    ):
+        sweep(REQUEST, data_root=None, out=tmp_path, progress=NoProgress())
+
+    assert len(computed) == json.loads((tmp_path / "sweep.json").read_text())["finished"] == 4
+    failing.clear()
+    assert sweep(REQUEST, data_root=None, out=tmp_path, progress=NoProgress())["finished"] == 7
+    assert len(computed) == 7
+
+
+def test_where_the_first_point_fails_none_follows(
+    computed: list[str], failing: set[tuple[str, float | None]], tmp_path: Path
+):
+    failing.add(("privacy", None))
+
+    with pytest.raises(UsageError, match=r"^its weights are not finite\.$"):
+        sweep(REQUEST, data_root=None, out=tmp_path, progress=NoProgress())
+
+    assert not computed
 
 
 @pytest.mark.medium

@@ -1,0 +1,65 @@
+"""What a long command does about a run that fails: it goes on with the others, and names those that failed at its end.
+
+Where the first run to end fails, so will others, most likely: then the command ends with its error."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+from fdgsec.runtime.errors import FdgsecError
+from fdgsec.runtime.worker_processes import computed, portable
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+MOST_NAMED = 3
+"""Failed runs that an error names."""
+
+
+class FailedRunsError(FdgsecError):
+    """Some runs of a command failed, and all others are done (exit 1)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed:
+    """A run that ended with an error."""
+
+    error: FdgsecError
+
+
+@dataclass(eq=False)
+class Runs:
+    """The runs of a command, and the names of those that failed."""
+
+    failed: list[str] = field(default_factory=list)
+    ended: int = 0
+
+    def results(
+        self, work: Callable[[Task], Result], tasks: Sequence[Task], *, workers: int, name: Callable[[Task], str]
+    ) -> Iterator[tuple[Task, Result | Failed]]:
+        """Yield each task with what `work` makes of it, or its failure, as `computed` does.
+
+        Raises the error of a run that fails before any other one has ended."""
+        for task, found in computed(partial(_tried, work), tasks, workers=workers):
+            if isinstance(found, Failed):
+                if not self.ended:
+                    raise found.error
+                self.failed.append(f"{name(task)}: {found.error}")
+            self.ended += 1
+            yield task, found
+
+    def check(self) -> None:
+        """Raise FailedRunsError where runs failed."""
+        if self.failed:
+            more = len(self.failed) - MOST_NAMED
+            named = "; ".join(self.failed[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
+            raise FailedRunsError(f"runs that failed: {len(self.failed)}; the same command tries them again: {named}")
+
+
+def _tried(work: Callable[[Task], Result], task: Task) -> Result | Failed:
+    """A run's result, or its failure."""
+    try:
+        return work(task)
+    except FdgsecError as error:
+        return Failed(error=portable(error, FailedRunsError))
