@@ -202,7 +202,7 @@ def test_a_run_that_fails_stops_no_other_one_and_is_named_at_the_end(tmp_path: P
         )  # fmt: skip
 
     with pytest.raises(
-        FailedRunsError, match=r"^runs that failed: 1; .*mini, adversary \w+, seed 11: its weights are not"
+        FailedRunsError, match=r"^runs that failed: 1; .*: fedalign, pixels, adversary client, seed 11: its weights are not"
     ):
         made()
     first = len(begun)
