@@ -31,6 +31,7 @@ class PaperGrid:
     bytes_sent: list[int] = field(default_factory=list)
     contexts: dict[int, Context] = field(default_factory=dict)
     keys: dict[int, bytes] = field(default_factory=dict)
+    replies: list[Message] = field(default_factory=list)
 
     @classmethod
     def of(cls, folder: Path, clients: int, **given: object) -> "PaperGrid":
@@ -59,9 +60,11 @@ class PaperGrid:
     def get_nodes(self) -> Iterable[NodeInfo]:
         return [NodeInfo(node_id=node, public_key=self.keys.get(node, b"")) for node in self.nodes]
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        replies = []
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Have the nodes answer at once; `pull_messages` gives what they said."""
+        asked = []
         for message in messages:
+            asked.append(named(message, str(len(self.messages))))
             self.messages.append(message)
             node = message.metadata.dst_node_id
             self.bytes_sent.append(
@@ -71,8 +74,21 @@ class PaperGrid:
             if self.fault is not None and reply is not None:
                 reply = self.fault(reply, node)
             if reply is not None:
-                replies.append(reply)
-        return list(reversed(replies))
+                self.replies.append(reply)
+        return asked
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """What the nodes said, the last one first, each answer once."""
+        wanted = set(message_ids)
+        found = [reply for reply in self.replies if reply.metadata.reply_to_message_id in wanted]
+        self.replies = [reply for reply in self.replies if reply not in found]
+        return list(reversed(found))
+
+
+def named(message: Message, name: str) -> str:
+    """Give a message its identifier, as Flower's grid does where it is sent, and return it."""
+    message.metadata.__dict__["_message_id"] = name
+    return name
 
 
 def error_reply(reply: Message, code: int, reason: str) -> Message:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
@@ -25,6 +25,7 @@ from fdgsec.federation.wire import Wire
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.runtime.errors import LONGEST_LINE
 from fdgsec.runtime.secret_streams import simulated_key, simulated_stream
+from tests.support.paper_grid import named
 from tests.support.toy_federation import members, start
 
 NAMES = ("client:0", "client:1", "client:2")
@@ -45,11 +46,17 @@ class Answering:
     """A grid on which every node answers at once, client:1 with `bad`."""
 
     bad: RecordDict
+    asked: dict[str, Message] = field(default_factory=dict)
 
-    def send_and_receive(self, messages: Sequence[Message], *, timeout: float) -> Iterable[Message]:
+    def push_messages(self, messages: Sequence[Message]) -> Iterable[str]:
+        self.asked = {named(message, str(number)): message for number, message in enumerate(messages)}
+        return list(self.asked)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        asked = [self.asked[each] for each in message_ids]
         return [
             Message(content=self.bad if message.metadata.dst_node_id == 1 else GOOD, reply_to=message)
-            for message in messages
+            for message in asked
         ]
 
 

@@ -25,6 +25,8 @@ from fdgsec.runtime.errors import FdgsecError, message_line
 VERB = "query.fdgsec"
 """The one kind of message that nodes answer."""
 POLL = 0.5
+SHORTEST_WAIT, LONGEST_WAIT = 0.1, 3.0
+"""Seconds between two looks for answers."""
 UNKNOWN = StateMark(version=0, sha256="")
 
 
@@ -110,10 +112,21 @@ def reason_of(error: Exception) -> str:
 
 
 def exchange(grid: Grid, messages: Sequence[Message], *, timeout: float) -> dict[int, Message]:
-    """Send messages and give the answers that came in time, by node: a reply, or Flower's own error message."""
-    answers = dict[int, Message]()
-    for reply in grid.send_and_receive(list(messages), timeout=timeout):
-        answers[reply.metadata.src_node_id] = reply
+    """Send messages and give the answers that came in time, by node: a reply, or Flower's own error message.
+
+    Flower's `send_and_receive` looks for answers every 3 seconds. This looks after times that grow with what it has
+    waited, so that short steps wait little and long ones ask little."""
+    begun, answers = time.monotonic(), dict[int, Message]()
+    waiting = {each for each in grid.push_messages(list(messages)) if each}  # None for what could not be pushed
+    while waiting:
+        for reply in grid.pull_messages(waiting):
+            answers[reply.metadata.src_node_id] = reply
+            waiting.discard(reply.metadata.reply_to_message_id)
+        waited = time.monotonic() - begun
+        if waited >= timeout:
+            break
+        if waiting:
+            time.sleep(min(max(SHORTEST_WAIT, waited / 10), LONGEST_WAIT, timeout - waited))
     return answers
 
 
