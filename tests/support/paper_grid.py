@@ -94,5 +94,6 @@ def named(message: Message, name: str) -> str:
 def error_reply(reply: Message, code: int, reason: str) -> Message:
     """Flower's own word for a node that did not answer, in place of its `reply`."""
     error = Message(Error(code=code, reason=reason), reply_to=reply)
-    error.metadata.__dict__["_src_node_id"] = reply.metadata.src_node_id
+    for name in ("_src_node_id", "_reply_to_message_id"):
+        error.metadata.__dict__[name] = reply.metadata.__dict__[name]
     return error

@@ -1,0 +1,85 @@
+"""How the server side on Flower waits for answers."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import cast
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from fdgsec.federation.engines.flower import grid as module
+from fdgsec.federation.engines.flower.grid import LONGEST_WAIT, SHORTEST_WAIT, VERB, exchange
+from tests.support.paper_grid import named
+
+
+@dataclass
+class Slow:
+    """A grid whose nodes answer after so many seconds each, by a clock that its reader moves; None: never."""
+
+    after: Sequence[float | None]
+    pushed: bool = True
+    now: float = 0.0
+    looks: list[float] = field(default_factory=list)
+    sent: dict[str, Message] = field(default_factory=dict)
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def push_messages(self, messages: Sequence[Message]) -> Iterable[str | None]:
+        self.sent = {named(message, str(number)): message for number, message in enumerate(messages)}
+        return list(self.sent) if self.pushed else [None] * len(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        self.looks.append(self.now)
+        ready = [each for each in message_ids if (when := self.after[int(each)]) is not None and when <= self.now]
+        return [Message(content=RecordDict(), reply_to=self.sent.pop(each)) for each in ready]
+
+
+def answered(grid: Slow, monkeypatch: pytest.MonkeyPatch, *, timeout: float) -> set[int]:
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 7, 9, 1
+    monkeypatch.setattr(module, "time", grid)
+    messages = [
+        Message(content=RecordDict(), dst_node_id=node, message_type=VERB, ttl=600) for node in range(len(grid.after))
+    ]
+    return set(exchange(cast(Grid, grid), messages, timeout=timeout))
+
+
+def test_answers_are_read_soon_after_they_came_and_looked_for_no_longer(monkeypatch: pytest.MonkeyPatch):
+    grid = Slow(after=(0.35, 2.0))
+
+    assert answered(grid, monkeypatch, timeout=600) == {0, 1}
+    assert 2.0 <= grid.now <= 2.0 + max(SHORTEST_WAIT, 0.1 * grid.now)
+    assert len(grid.looks) == len(set(grid.looks))
+
+
+def test_a_long_step_is_looked_for_at_longer_intervals(monkeypatch: pytest.MonkeyPatch):
+    grid = Slow(after=(3600.0,))
+
+    assert answered(grid, monkeypatch, timeout=7200) == {0}
+    waits = [after - before for before, after in pairwise(grid.looks)]
+    assert waits[0] == SHORTEST_WAIT
+    assert max(waits) == pytest.approx(LONGEST_WAIT)
+    assert len(waits) < 3600 / LONGEST_WAIT + 60
+
+
+def test_a_node_that_never_answers_is_waited_for_until_the_timeout(monkeypatch: pytest.MonkeyPatch):
+    grid = Slow(after=(None, 4.99))
+
+    assert answered(grid, monkeypatch, timeout=5.0) == {1}
+    assert grid.now == pytest.approx(5.0)
+
+
+def test_what_could_not_be_sent_is_not_waited_for(monkeypatch: pytest.MonkeyPatch):
+    grid = Slow(after=(0.0,), pushed=False)
+
+    assert answered(grid, monkeypatch, timeout=5.0) == set()
+    assert grid.now == 0
