@@ -4,8 +4,8 @@
 
 Prints one JSON line per case: seconds with either sampler (medians of `--repeats` alternating runs in this process) and
 their ratio; and the same for numbers of the discrete Gaussian over as many normal numbers, both keyed. The release is
-CCST's pooled style of 100 images under `private-styles`; the step is one of dp-sgd on 16 images of 32 px, with a network
-of `--backbone` and group norm."""
+CCST's pooled style of 100 images under `private-styles`; the step is one of dp-sgd on 16 images of 32 px, with a
+network of `--backbone` and group norm."""
 
 import argparse
 import json

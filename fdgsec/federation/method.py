@@ -119,7 +119,8 @@ class GlobalModel:
         return network.to(self.blueprint.device)
 
     def parameter_names(self) -> frozenset[str]:
-        """The names of the state's entries that a network may train; all others are buffers."""
+        """The names of the state's entries that a network may train; all others are buffers, or another name of one of
+        these that layers share."""
         built = _skeleton(self.blueprint)
         network = _undrawn(self.blueprint) if built is None else built
         return frozenset(name for name, _ in network.named_parameters())

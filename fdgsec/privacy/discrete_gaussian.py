@@ -5,7 +5,8 @@ Real Gaussian noise cannot be drawn in floating point, and the last bits of a no
 Z with P(Z = z) proportional to exp(-z^2 / (2 s^2)) (Definition 1) to a value on a grid. It is drawn as in their
 Algorithm 3, from candidates of the discrete Laplace distribution. Their sizes, and whether one is accepted, follow from
 uniform real numbers of as many bits as it takes: float64 decides where its rounding cannot matter, and decimals of more
-and more digits where it could, once in some ten thousand draws. So the law is exact, and draws are equal everywhere.
+and more digits where it could, once in some ten thousand draws. So the law is exact but for what is dropped beyond 41 s
+(LEAST_WORD), and draws are equal everywhere.
 
 `lattice_gaussian` rounds each coordinate to a multiple of g and adds g Z:
 
@@ -19,7 +20,7 @@ docs/defenses/noise.md has the statement and the proof."""
 
 import math
 from collections.abc import Callable
-from decimal import Decimal, localcontext
+from decimal import MAX_EMAX, MIN_EMIN, ROUND_HALF_EVEN, Context, Decimal, localcontext
 from functools import partial
 from typing import cast
 
@@ -36,8 +37,8 @@ AT_ONCE = 2**16
 """Candidates in one batch, whose arrays stay in a processor's cache."""
 WORD_BITS, COIN_BITS = 64, 63
 MARGIN = 2.0**-40
-"""More than a hundred times what rounding changes in the logarithm of a word (at most 45; 4 units in the last place are
-2^-45) or in a probability."""
+"""At least 16 times what rounding changes in the logarithm of a word, which is at most 45 (4 units in its last place are
+2^-45), or in a probability."""
 LEAST_WORD = 28
 """Lesser words are dropped: sizes of at least 41 scales, accepted with a probability of at most exp(-40^2 / 2)."""
 
@@ -102,9 +103,14 @@ def _laplace_sizes(words: Words, scale: int, rng: SecretStream) -> Integers:
     return sizes
 
 
+def _digits(count: int) -> Context:
+    """Decimals of so many digits, whatever the caller has set."""
+    return Context(prec=count, rounding=ROUND_HALF_EVEN, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[])
+
+
 def _size(word: int, bits: int, *, scale: int) -> int | None:
     """floor(-scale ln U) for all U in [word, word + 1) / 2^bits, or None where these differ."""
-    with localcontext(prec=bits):
+    with localcontext(_digits(bits)):
         slack = Decimal(10) ** -(bits // 2)
         low, high = (scale * (bits * Decimal(2).ln() - Decimal(end).ln()) for end in (word + 1, word))
         found = {math.floor(max(each, Decimal(0))) for each in (low - slack, high + slack)}
@@ -124,7 +130,7 @@ def _coins(words: Words, apart: Integers, scale: int, rng: SecretStream) -> Flag
 
 def _below(word: int, bits: int, *, apart: int, scale: int) -> bool | None:
     """Whether U < exp(-apart^2 / (2 scale^2)) for all U in [word, word + 1) / 2^bits, or None where some are."""
-    with localcontext(prec=bits):
+    with localcontext(_digits(bits)):
         slack = Decimal(10) ** -(bits // 2)
         chance = (-(Decimal(apart) ** 2) / (2 * scale * scale)).exp()
         low, high = (Decimal(end) / Decimal(2) ** bits for end in (word, word + 1))

@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -316,20 +315,22 @@ def _check_buffers(model: nn.Module, before: Mapping[str, Tensor]) -> None:
         )
 
 
-def noisy(totals: Sequence[Tensor], noise: float, secret: SecretStream) -> list[Tensor]:
-    """Add normal noise of this standard deviation, in float64, to sums of gradients.
+def noisy(totals: Sequence[Tensor], noise: float, secret: SecretStream) -> Iterator[Tensor]:
+    """Yield sums of gradients with normal noise of this standard deviation, added in float64.
 
-    Networks have many small tensors: those of up to DRAWN numbers together get theirs from one draw."""
-    return list(chain.from_iterable(_noisy_portion(portion, noise, secret) for portion in _drawn_together(totals)))
+    Networks have many small tensors: those of up to DRAWN numbers together get theirs from one draw, when it is their
+    turn."""
+    for portion in _drawn_together(totals):
+        yield from _noisy_portion(portion, noise, secret)
 
 
 def _noisy_portion(totals: Sequence[Tensor], noise: float, secret: SecretStream) -> Sequence[Tensor]:
     if not noise:
         return totals
-    whole = torch.cat([total.flatten() for total in totals])
-    noised = (whole.double() + (noise * secret.normal(len(whole))).to(whole.device)).to(whole)
-    parts = noised.split([total.numel() for total in totals])
-    return [part.view_as(total) for part, total in zip(parts, totals, strict=True)]
+    sizes = [total.numel() for total in totals]
+    parts = (noise * secret.normal(sum(sizes))).to(totals[0].device)
+    whole = torch.cat([total.flatten().double() for total in totals]) + parts
+    return [part.view_as(total).to(total) for part, total in zip(whole.split(sizes), totals, strict=True)]
 
 
 def _drawn_together(totals: Sequence[Tensor]) -> Iterator[list[Tensor]]:

@@ -4,7 +4,7 @@ Each shows one place in which that was not looked for: behind a release that is 
 clipping region, between whole clients, beside a second kind of noise, between clients with and without an image, and
 in more tensors than one."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -172,10 +172,10 @@ def without_vectors(rows: Sequence[Tensor], bound: float) -> list[Tensor]:
 
 def noisy_tensor(total: Tensor, noise: float, secret: SecretStream) -> Tensor:
     """The noise of a sound trainer in one tensor."""
-    return noisy([total], noise, secret)[0]
+    return next(noisy([total], noise, secret))
 
 
-def in_each(added: "Noise") -> Callable[[Sequence[Tensor], float, SecretStream], list[Tensor]]:
+def in_each(added: "Noise") -> Callable[[Sequence[Tensor], float, SecretStream], Iterable[Tensor]]:
     """Noise that is added to one tensor after the other."""
     return lambda totals, noise, secret: [added(total, noise, secret) for total in totals]
 

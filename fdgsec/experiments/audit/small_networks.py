@@ -1,6 +1,7 @@
 """Small networks in the place of large ones: what is done to any number of a model is done to a few in the same way."""
 
 import math
+from collections.abc import Mapping
 from functools import cache
 
 import torch
@@ -38,6 +39,10 @@ class SmallModel(GlobalModel):
     def parameter_names(self) -> frozenset[str]:
         """The names of the network's parameters, which are all entries."""
         return frozenset(self.state.state)
+
+    def with_state(self, state: Mapping[str, Tensor]) -> "SmallModel":
+        """A small model with another state."""
+        return SmallModel(blueprint=self.blueprint, state=ModelState(state=dict(state)))
 
 
 def small_model(like: GlobalModel, network: Classifier) -> SmallModel:

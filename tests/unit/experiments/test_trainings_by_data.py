@@ -1,5 +1,7 @@
 """Private trainings that let data decide for free are found, and sound ones that look like it are not."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
@@ -25,11 +27,8 @@ from tests.support.misstated_costs import DPSGDWith
 
 pytestmark = pytest.mark.usefixtures("within_an_audit")
 
-UNREAD = {
-    "samples of steps that do not follow their noisy sum linearly",
-    "samples of steps without one rate and Gaussian noise of one size",
-}
-"""A clip of noisy means makes the sizes of their noise differ as well: it depends on the draw which of these is seen."""
+UNREAD = "samples of steps that do not follow their noisy sum linearly"
+UNEVEN = "samples of steps without one rate and Gaussian noise of one size"
 
 
 def site_of(defense: DPSGD, *, client: int = 0) -> Site:
@@ -69,18 +68,19 @@ def test_sound_trainings_move_no_further(trainer: str, multiplier: float):
 
 @pytest.mark.parametrize(
     ("trainer", "untested"),
-    [("weight decay", False), ("noisy means clipped", True), ("signs of noisy means", True), ("the head alone", False),
-     ("a larger weight decay", False)],
+    [("weight decay", []), ("noisy means clipped", [UNREAD, UNEVEN]), ("signs of noisy means", [UNREAD]),
+     ("the head alone", []), ("a larger weight decay", [])],
 )  # fmt: skip
 @pytest.mark.medium
-def test_samples_of_sound_trainings_are_poisson_or_not_read(trainer: str, untested: bool):
+def test_samples_of_sound_trainings_are_poisson_or_not_read(trainer: str, untested: Sequence[str]):
+    """A clip of noisy means makes sizes of noise differ, too: it depends on the draw which of both is said."""
     site = site_of(DPSGDWith(noise_multiplier=1.0, made=SOUND[trainer]))
 
     found = sampling_faults(site, site.defense_stack)
 
     assert not found.faults
-    assert bool(found.untested) == untested
-    assert set(found.untested) <= UNREAD
+    assert len(found.untested) == min(len(untested), 1)
+    assert set(found.untested) <= set(untested)
 
 
 @pytest.mark.parametrize("multiplier", [0.1, 0.2])

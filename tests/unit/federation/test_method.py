@@ -183,4 +183,5 @@ def test_a_small_model_names_its_own_parameters(network: Classifier):
 
     model = small_model(like, network)
 
-    assert model.parameter_names() == {name for name, _ in network.named_parameters()}
+    names = {name for name, _ in network.named_parameters()}
+    assert model.parameter_names() == model.with_state(model.state.state).parameter_names() == names

@@ -18,11 +18,12 @@ def test_integers_have_the_law_of_definition_1(scale: int):
     drawn = discrete_gaussian(scale, 100_000, simulated_stream(0, scale))
 
     support = np.arange(-8 * scale, 8 * scale + 1)
-    expected = np.exp(-(support**2) / (2 * scale**2))
-    expected *= len(drawn) / expected.sum()
+    shares = np.exp(-(support**2) / (2 * scale**2))
+    expected = shares * len(drawn) / shares.sum()
     often = expected > 5
     counts = np.array([(drawn == value).sum() for value in support[often]])
-    assert stats.chisquare(counts, expected[often] * counts.sum() / expected[often].sum()).pvalue > 1e-3
+    rest, expected_rest = len(drawn) - counts.sum(), len(drawn) - expected[often].sum()
+    assert stats.chisquare([*counts, rest], [*expected[often], expected_rest]).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("scale", [2**GRID_BITS, LARGEST_SCALE])
@@ -55,15 +56,44 @@ def test_float64_decides_as_decimals_do(scale: int, monkeypatch: pytest.MonkeyPa
     assert np.array_equal(drawn, discrete_gaussian(scale, 2000, simulated_stream(0, scale)))
 
 
-@pytest.mark.parametrize("scale", [1, 3, 2**GRID_BITS, LARGEST_SCALE])
-@pytest.mark.parametrize("size", [1, 2, 40, 10**6])
+def test_the_tails_of_a_large_scale_are_those_of_a_gaussian():
+    """Whoever drops sizes for speed, or for a word of less bits, has shorter ones."""
+    scale, count = 2**GRID_BITS, 4_000_000
+
+    drawn = np.abs(discrete_gaussian(scale, count, simulated_stream(0, "tails"))) / scale
+
+    for deviations in (3.0, 4.0, 4.5, 5.0):
+        beyond = int((drawn > deviations).sum())
+        assert stats.binomtest(beyond, count, 2 * stats.norm.sf(deviations)).pvalue > 1e-4
+    assert -math.log(sampler.LEAST_WORD / 2**64) > 41  # scales, at which nothing is accepted
+
+
+def test_numbers_tell_nothing_of_each_other_or_of_their_places():
+    count = 100_000
+    drawn = discrete_gaussian(2**GRID_BITS, count, simulated_stream(0, "places")) / 2**GRID_BITS
+
+    apart = [1, 2, 3, sampler.AT_ONCE // 2, sampler.AT_ONCE]
+    for one in (drawn, np.abs(drawn) - np.abs(drawn).mean(), np.sign(drawn)):
+        sizes = one / one.std()
+        assert all(abs(float((sizes[lag:] * sizes[:-lag]).sum())) < 5 * math.sqrt(count - lag) for lag in apart)
+    assert abs(float((drawn * (np.arange(count) / count - 0.5)).sum())) < 5 * math.sqrt(count / 12)
+    assert abs(float((np.sign(drawn) * (np.abs(drawn) - np.abs(drawn).mean())).sum())) < 5 * math.sqrt(count)
+
+
+EDGES = [
+    (scale, size)
+    for scale in (1, 3, 2**GRID_BITS, LARGEST_SCALE)
+    for size in (1, 2, 10**6, scale, 30 * scale, 40 * scale)
+    if size <= 40 * scale
+]
+
+
+@pytest.mark.parametrize(("scale", "size"), EDGES)
 def test_a_word_on_the_edge_of_a_size_is_settled_by_further_bits(scale: int, size: int):
     """U is above exp(-size / scale) where the size is less: the first 64 bits of that number leave it open."""
     with localcontext(prec=80):
         edge = (-Decimal(size) / scale).exp() * 2**128
     word, further = divmod(int(edge), 2**64)
-    if word < sampler.LEAST_WORD:
-        pytest.skip("words of so large sizes are dropped")
 
     def drawn(first: int, *more: int) -> tuple[int, int]:
         rng = Scripted(*more)
@@ -73,7 +103,8 @@ def test_a_word_on_the_edge_of_a_size_is_settled_by_further_bits(scale: int, siz
     assert drawn(word, further + 1, 7) == (size - 1, 1)
     assert drawn(word, further - 1, 7) == (size, 1)
     assert drawn(word, further, 2**64 - 1, 7)[1] == 2
-    assert drawn(word + 1, 7)[1] == drawn(word - 1, 7)[1] == 0
+    for beside in (word - 1, word + 1):
+        assert (drawn(beside, 7)[1] == 0) == (word > 2 * scale)  # else each word is of several sizes
 
 
 @pytest.mark.parametrize("apart", [1, 2, 10**7])

@@ -85,9 +85,9 @@ def test_tensors_of_a_step_get_the_noise_that_they_would_get_as_one(monkeypatch:
     totals = [torch.zeros(*shape) for shape in ((3, 2), (1,), (0,), (7,), (2, 1, 2))]
     whole = simulated_stream(0, "step").normal(18).float()
 
-    together = noisy(totals, 1.0, simulated_stream(0, "step"))
+    together = list(noisy(totals, 1.0, simulated_stream(0, "step")))
     monkeypatch.setattr(dp_sgd, "DRAWN", 7)
-    portions = noisy(totals, 1.0, secret := simulated_stream(0, "step"))
+    portions = list(noisy(totals, 1.0, secret := simulated_stream(0, "step")))
 
     assert [each.shape for each in together] == [each.shape for each in portions] == [each.shape for each in totals]
     assert torch.equal(torch.cat([each.flatten() for each in together]), whole)
@@ -97,13 +97,24 @@ def test_tensors_of_a_step_get_the_noise_that_they_would_get_as_one(monkeypatch:
     assert secret.random_bytes(8) == drawn.random_bytes(8)
 
 
+def test_tensors_of_a_step_keep_their_formats():
+    kinds = (torch.float32, torch.bfloat16, torch.float64)
+    totals = [torch.zeros(1000, dtype=kind) for kind in kinds]
+
+    found = list(noisy(totals, 1.0, simulated_stream(0, "step")))
+
+    whole = simulated_stream(0, "step").normal(3000)
+    assert [each.dtype for each in found] == list(kinds)
+    assert all(torch.equal(one, part.to(kind)) for one, part, kind in zip(found, whole.split(1000), kinds, strict=True))
+
+
 def test_no_noise_leaves_sums_as_they_are():
     totals = [torch.full((2,), 0.1), torch.ones(3)]
 
     assert all(
         torch.equal(one, two) for one, two in zip(noisy(totals, 0.0, simulated_stream(0, "step")), totals, strict=True)
     )
-    assert noisy([], 1.0, simulated_stream(0, "step")) == []
+    assert list(noisy([], 1.0, simulated_stream(0, "step"))) == []
 
 
 def test_scores_are_released_on_the_grid():
@@ -160,8 +171,8 @@ def test_candidates_are_drawn_until_there_are_enough_and_no_longer(count: int, a
 
     def few(wanted: int) -> Integers:
         drawn.append(wanted)
-        return np.arange(accepted * (len(drawn) - 1), accepted * len(drawn), dtype=np.int64)
+        return -np.arange(accepted * (len(drawn) - 1), accepted * len(drawn), dtype=np.int64)
 
-    assert _filled(few, count).tolist() == list(range(count))
+    assert _filled(few, count).tolist() == [-number for number in range(count)]
     assert len(drawn) == math.ceil(count / accepted)
     assert discrete_gaussian(3, count, simulated_stream(0)).shape == (count,)
