@@ -37,9 +37,12 @@ UNSET := tests/end_to_end/test_threads.py
 test: $(VENV)/installed
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not (medium or slow)"
 
+# one worker more than cores, because Flower's processes wait for each other for seconds in every step
+WAITING := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+
 # tests of a second or more but for those that say nothing where the number of threads is set: CI runs all three
 slow: $(VENV)/installed
-	$(BIN)/python -m pytest -n auto --dist worksteal -m "(medium or slow) and not nightly" --ignore $(UNSET)
+	$(BIN)/python -m pytest -n $(WAITING) --dist worksteal -m "(medium or slow) and not nightly" --ignore $(UNSET)
 
 # experiments that are repeated until a rate can be told: every night, and before a release
 nightly: $(VENV)/installed

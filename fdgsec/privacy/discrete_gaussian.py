@@ -37,8 +37,8 @@ AT_ONCE = 2**16
 """Candidates in one batch, whose arrays stay in a processor's cache."""
 WORD_BITS, COIN_BITS = 64, 63
 MARGIN = 2.0**-40
-"""At least 16 times what rounding changes in the logarithm of a word, which is at most 45 (4 units in its last place are
-2^-45), or in a probability."""
+"""At least 16 times what rounding changes in a probability, or in the logarithm of a word: at most 45, with 4 units in
+the last place of 2^-45."""
 LEAST_WORD = 28
 """Lesser words are dropped: sizes of at least 41 scales, accepted with a probability of at most exp(-40^2 / 2)."""
 
