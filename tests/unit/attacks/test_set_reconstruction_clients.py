@@ -73,7 +73,9 @@ def test_behind_noise_candidates_are_ranked(roles: Roles, adversary: str):
     answers = SetReconstruction().run(cases, knowledge_of(challenger), stream(0, "attack"))
 
     assert mean_area(answers, truths) > 0.6
-    assert {int(one.believed.sum()) for one in answers if isinstance(one, MemberList)} == {26}  # half of 52
+    listed = [int(one.believed.sum()) for one in answers if isinstance(one, MemberList)]
+    assert listed
+    assert all(abs(size - 26) <= 1 for size in listed)  # the likeliest sizes behind this noise
 
 
 def test_the_planted_control_is_passed_without_size_domain_and_images(roles: Roles):
