@@ -40,14 +40,22 @@ class Runs:
     ) -> Iterator[tuple[Task, Result | Failed]]:
         """Yield each task with what `work` makes of it, or its failure, as `computed` does.
 
-        Raises the error of a run that fails before any other one has ended."""
-        for task, found in computed(partial(_tried, work), tasks, workers=workers):
-            if isinstance(found, Failed):
-                if not self.ended:
-                    raise found.error
-                self.failed.append(f"{name(task)}: {found.error}")
+        Where a run fails before any other one has ended, yields those that are under way, and raises its error."""
+        first: FdgsecError | None = None
+        for task, found in computed(partial(_tried, work), tasks, workers=workers, last=self._fails_first):
+            if self._fails_first(found):
+                assert isinstance(found, Failed)
+                first = found.error
+            else:
+                if isinstance(found, Failed):
+                    self.failed.append(f"{name(task)}: {found.error}")
+                yield task, found
             self.ended += 1
-            yield task, found
+        if first is not None:
+            raise first
+
+    def _fails_first(self, found: object) -> bool:
+        return isinstance(found, Failed) and not self.ended
 
     def check(self) -> None:
         """Raise FailedRunsError where runs failed."""

@@ -57,15 +57,22 @@ Result = TypeVar("Result")
 Error = TypeVar("Error", bound=Exception)
 
 
-def computed(work: Callable[[Task], Result], tasks: Sequence[Task], *, workers: int) -> Iterator[tuple[Task, Result]]:
+def computed(
+    work: Callable[[Task], Result],
+    tasks: Sequence[Task],
+    *,
+    workers: int,
+    last: Callable[[Result], bool] = lambda _: False,
+) -> Iterator[tuple[Task, Result]]:
     """Yield each task with what `work` makes of it: one after the other, or from `workers` processes as they finish.
 
     Processes share out this one's threads; `work` and its tasks travel to them, so `work` is a function of a module or
     a `partial` of one. After a failure nothing new is begun; what was under way is yielded, then the error is raised.
+    After a result that is `last` nothing new is begun either.
     Processes end with this one, however it ends, and at once where it is interrupted. Raises UsageError where a process
     is killed."""
     if workers == 1:
-        yield from ((task, work(task)) for task in tasks)
+        yield from _in_turn(work, tasks, last)
         return
     from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
     from concurrent.futures.process import BrokenProcessPool
@@ -86,9 +93,11 @@ def computed(work: Callable[[Task], Result], tasks: Sequence[Task], *, workers: 
             finished, waiting = wait(waiting, return_when=FIRST_COMPLETED)
             for future in finished:
                 if (failed := future.exception()) is None:
+                    ends = last(future.result())
                     yield asked[future], future.result()
-                elif failure is None:
-                    failure = failed
+                else:
+                    ends, failure = True, failure or failed
+                if ends:
                     waiting = {each for each in waiting if not each.cancel()}  # what runs already cannot be canceled
     except (KeyboardInterrupt, GeneratorExit):
         held.close()  # ends the workers, which hear of no signal themselves
@@ -103,6 +112,17 @@ def computed(work: Callable[[Task], Result], tasks: Sequence[Task], *, workers: 
         ) from failure
     if failure is not None:
         raise failure
+
+
+def _in_turn(
+    work: Callable[[Task], Result], tasks: Sequence[Task], last: Callable[[Result], bool]
+) -> Iterator[tuple[Task, Result]]:
+    for task in tasks:
+        result = work(task)
+        ends = last(result)
+        yield task, result
+        if ends:
+            return
 
 
 def portable(error: Error, otherwise: Callable[[str], Error]) -> Error:
