@@ -75,8 +75,9 @@ def lattice(sd: float, *, distance: float, coordinates: int) -> tuple[float, int
 def discrete_gaussian(scale: int, count: int, rng: SecretStream) -> Integers:
     """Draw `count` integers with P(z) proportional to exp(-z^2 / (2 scale^2)) (Canonne et al., Algorithm 3).
 
-    The scale of candidates is `scale`. Raises ValueError unless 1 <= scale <= LARGEST_SCALE, for which the margin of
-    float64 holds."""
+    The scale t of candidates is `scale`, in place of floor(scale) + 1: the law is the same for every t, and |y| -
+    scale^2 / t is a whole number for this one. Raises ValueError unless 1 <= scale <= LARGEST_SCALE, for which the
+    margin of float64 holds."""
     if not 1 <= scale <= LARGEST_SCALE:
         raise ValueError(f"scale must lie between 1 and {LARGEST_SCALE}; got {scale}.")
 
