@@ -53,10 +53,11 @@ def gallery_whitening(
     drawn = list(_rehearsals(candidates, records, variance, rng))
     best: GalleryWhitening | None = None
     for whiten, images in _whitenings(candidates, auxiliary, others, records, variance):
+        whitened = whiten(candidates) if drawn else candidates
         areas = [
             auc(scores[: len(scores) // 2], scores[len(scores) // 2 :])
             for release, scored, size in drawn
-            for scores in (test(whiten(release), whiten(scored), records=size, reference=images),)
+            for scores in (test(whiten(release), whitened[scored], records=size, reference=images),)
         ]
         rehearsed = sum(areas) / len(areas) if areas else 0.5
         if best is None or rehearsed > best.rehearsed:
@@ -84,7 +85,7 @@ def _whitenings(
 def _rehearsals(
     images: Tensor, records: int, variance: Tensor, rng: torch.Generator
 ) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """Releases (D,) of clients that are drawn from `images`; members and as many others of them, (2 k, D); and sizes.
+    """Releases (D,) of clients that are drawn from `images`; the places of members and as many others, (2 k,); sizes.
 
     A size is `records`, as far as enough others are left to score."""
     size = min(records, len(images) - min(SCORED, len(images) // 2))
@@ -96,4 +97,4 @@ def _rehearsals(
         error = variance.sqrt() * torch.randn(len(variance), generator=child_rng, dtype=torch.float64)
         k = min(size, len(images) - size, SCORED)
         scored = torch.cat([order[:k], order[size : size + k]])
-        yield images[order[:size]].mean(0) + error, images[scored], size
+        yield images[order[:size]].mean(0) + error, scored, size

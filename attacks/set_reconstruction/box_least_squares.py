@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-from scipy.linalg import LinAlgError, cho_factor, cho_solve
+from scipy.linalg import LinAlgError, blas, cho_factor, cho_solve, lapack
 
 Array = npt.NDArray[np.float64]
 
@@ -24,7 +24,9 @@ BACK = 0.995
 CLOSEST = 1e-12
 """Distance that w keeps from its bounds."""
 REFINEMENTS = 2
-"""Steps of iterative refinement where systems are solved by the Woodbury identity."""
+"""Steps of iterative refinement at most, where systems are solved by the Woodbury identity."""
+EXACT = 1e-13
+"""Of the right side: what is left of it, at which a solution is not refined."""
 JITTER = 1e-14
 """Of the largest diagonal entry: added where rounding leaves the normal equations without a Cholesky factor."""
 
@@ -86,11 +88,17 @@ def box_least_squares(
 def least_value(matrix: Array, target: Array, weights: Array, *, ridge: float = 0.0, toward: float = 0.0) -> float:
     """What no w within the box undercuts: a lower bound of what `box_least_squares` minimizes.
 
-    It is the least value over the box of the tangent at `weights` (G,), which lies below a convex function; the closer
-    these are to the minimum, the tighter it is."""
+    One is the least value over the box of the tangent at `weights` (G,), which lies below a convex function. The other
+    leaves the ridge out. With y = matrix weights - target, |matrix w - target|^2 / 2 is not below
+    s y (matrix w - target) - s^2 |y|^2 / 2 for any s, hence for the best one not below c^2 / (2 |y|^2), where c, if it
+    is positive, is the least y (matrix w - target) over the box: far from the minimum y is too long, and this tells
+    earlier that no w comes near the target. The closer weights are to the minimum, the tighter are both."""
     off, pull = matrix @ weights - target, weights - toward
-    slope = matrix.T @ off + ridge * pull
-    return float(0.5 * (off @ off + ridge * pull @ pull) + np.where(slope > 0, -weights, 1 - weights) @ slope)
+    toward_target = matrix.T @ off
+    slope, square = toward_target + ridge * pull, float(off @ off)
+    tangent = 0.5 * (square + float(ridge * pull @ pull)) + float(np.where(slope > 0, -weights, 1 - weights) @ slope)
+    apart = float(np.minimum(toward_target, 0.0).sum() - off @ target)
+    return max(tangent, apart**2 / (2 * square)) if apart > 0 else tangent
 
 
 Solve = Callable[[Array], Array]
@@ -111,7 +119,7 @@ class Curvature(Protocol):
 def _curvature(rows: Array, ridge: float) -> Curvature:
     """The cheaper form: with few rows the systems to factorize are (rows, rows), else (G, G)."""
     if 3 * rows.shape[0] < 2 * rows.shape[1]:
-        return FewRows(rows=rows, ridge=ridge)
+        return FewRows(rows=np.asfortranarray(rows), ridge=ridge)
     hessian = rows.T @ rows
     hessian[np.diag_indices(len(hessian))] += ridge
     return WholeHessian(hessian=hessian)
@@ -147,7 +155,8 @@ class FewRows:
 
     (rows^T rows + S^-1)^-1 = S - S rows^T (I + rows S rows^T)^-1 rows S,
 
-    and the result is refined, because the difference cancels digits where S is large."""
+    and the result is refined, because the difference cancels digits where S is large. Rows that are stored by columns,
+    as LAPACK reads them, are not copied."""
 
     rows: Array
     ridge: float
@@ -159,22 +168,25 @@ class FewRows:
     def inverse(self, diagonal: Array) -> Solve | None:
         """What solves (H + diag) x = b."""
         inverse = 1 / (diagonal + self.ridge)
-        scaled = self.rows * np.sqrt(inverse)
-        system = scaled @ scaled.T
+        system = blas.dsyrk(1.0, self.rows * np.sqrt(inverse), lower=1)  # the half that the factorization reads
         system[np.diag_indices(len(system))] += 1
-        try:
-            factor = cho_factor(system, lower=True, overwrite_a=True, check_finite=False)
-        except LinAlgError:
+        factor, failed = lapack.dpotrf(system, lower=1, clean=0, overwrite_a=1)
+        if failed:
             return None
 
         def once(values: Array) -> Array:
             plain = inverse * values
-            return plain - inverse * (self.rows.T @ cho_solve(factor, self.rows @ plain, check_finite=False))
+            along, _ = lapack.dpotrs(factor, self.rows @ plain, lower=1)
+            found: Array = plain - inverse * (self.rows.T @ along)
+            return found
 
         def solve(values: Array) -> Array:
-            found = once(values)
+            found, least = once(values), EXACT * float(np.abs(values).max())
             for _ in range(REFINEMENTS):
-                found = found + once(values - self.times(found) - diagonal * found)
+                left = values - self.times(found) - diagonal * found
+                if np.abs(left).max() <= least:
+                    break
+                found = found + once(left)
             return found
 
         return solve

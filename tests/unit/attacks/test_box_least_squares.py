@@ -91,7 +91,7 @@ def test_few_rows_are_solved_as_the_whole_hessian_is(scale: float):
 
 
 @pytest.mark.parametrize("rows", [4, 30])
-@pytest.mark.parametrize("far", [0.0, 0.3])
+@pytest.mark.parametrize("far", [0.0, 0.3, 1.0, 3.0])
 def test_no_weights_within_the_box_undercut_the_least_value(rows: int, far: float):
     """Whatever weights it is computed at: bits of all 4,096 lists, and 4,000 draws; tight at the minimum."""
     rng = np.random.default_rng(0)
@@ -107,6 +107,23 @@ def test_no_weights_within_the_box_undercut_the_least_value(rows: int, far: floa
     assert least <= values.min()
     if not far:
         assert least == pytest.approx(values.min(), abs=5e-3)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_far_from_the_minimum_weights_still_tell_that_none_comes_near_the_target(seed: int):
+    """The tangent at them tells less, or nothing, as it falls below zero somewhere in the box."""
+    rng = np.random.default_rng(seed)
+    matrix = rng.standard_normal((30, 40))
+    target = matrix @ rng.random(40) + 4 * rng.standard_normal(30)
+    best = box_least_squares(matrix, target)
+    at = 0.5 + 0.1 * (best - 0.5)
+
+    off = matrix @ at - target
+    tangent = float(off @ off) / 2 + float(np.minimum(-(matrix.T @ off) * at, (matrix.T @ off) * (1 - at)).sum())
+    least = least_value(matrix, target, at)
+
+    assert max(tangent, 0) < 0.9 * least
+    assert least <= float(np.square(matrix @ best - target).sum()) / 2
 
 
 @pytest.mark.parametrize("rows", [4, 30])

@@ -9,7 +9,7 @@ import torch
 
 from fdgsec.attacks.set_reconstruction.absent_members import distribution_of
 from fdgsec.attacks.set_reconstruction.box_least_squares import Array
-from fdgsec.attacks.set_reconstruction.expectation_propagation import propagated, propagated_near
+from fdgsec.attacks.set_reconstruction.expectation_propagation import _Sums, propagated, propagated_near
 from fdgsec.attacks.set_reconstruction.list_equations import ListEquations
 from fdgsec.attacks.set_reconstruction.list_solver import ATTEMPTS, RANKED, list_solver, propagations
 from fdgsec.metrics.roc import auc
@@ -46,6 +46,24 @@ def test_marginals_are_those_of_all_combinations(rows: int, levels: Array):
         assert np.abs(found.probabilities - truth).max() < 0.1
         assert np.abs(found.probabilities - truth).mean() < 0.03
         assert np.allclose(found.means, found.probabilities @ levels)
+
+
+@pytest.mark.parametrize(("scale", "moved"), [(0.02, 1e-5), (0.2, 2e-3), (0.7, 2e-3)])
+def test_short_columns_are_solved_in_float32(scale: float, moved: float, monkeypatch: pytest.MonkeyPatch):
+    """Undecided marginals, and those of a list that is found, as float64 has them; longer columns keep float64."""
+    rng = np.random.default_rng(0)
+    matrix = scale * rng.standard_normal((192, 400))
+    target = matrix @ (rng.random(400) < 0.25) + rng.standard_normal(192)
+    shares = np.array([0.75, 0.25])
+    assert _Sums(matrix=matrix, target=target).columns.dtype == np.float32
+    assert _Sums(matrix=10 * matrix / scale, target=target).columns.dtype == np.float64
+
+    found = propagated(matrix, target, levels=BINARY, shares=shares).members
+    monkeypatch.setattr("fdgsec.attacks.set_reconstruction.expectation_propagation.SHORT", 0.0)
+    exact = propagated(matrix, target, levels=BINARY, shares=shares).members
+
+    assert np.abs(found - exact).max() < moved
+    assert not np.array_equal(found, exact)
 
 
 def near_levels(matrix: Array, target: Array, levels: Array, shares: Array, spreads: Array) -> tuple[Array, Array]:
