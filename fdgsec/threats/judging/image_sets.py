@@ -37,9 +37,9 @@ def measure_sets(
     """Judge all generated sets; those about the same cases at the same size make one table.
 
     A set's slice gains `column`, its name; `side` in pixels; `images`, `all` or `equal`; and `bias` where n biases the
-    statistic. An extractor in `limits` sees so many pictures of a set at most, and twice as many real images, drawn at
-    random: `images` is `drawn` there in place of `all`. Raises ValueError for images that are not (N, 3, h, w) and for
-    a set that is called `real`."""
+    statistic. An extractor in `limits` sees so many pictures of a set at most, and twice as many real images as of the
+    largest set, drawn at random: `images` is `drawn` there in place of `all`. Raises ValueError for images that are not
+    (N, 3, h, w) and for a set that is called `real`."""
     rows: list[Measurement] = []
     for choice in extractors if groups else ():
         try:
@@ -89,10 +89,10 @@ def _table_rows(
     cut = False
     if real is not None and not problem:
         sets = {name: _drawn(images, limit, child(rng, "limit", name)).float() for name, images in made.items()}
-        cut = any(len(sets[name]) < len(images) for name, images in made.items())
-        real = _drawn(real, None if limit is None else 2 * limit, child(rng, "limit", REAL))
+        shown = _drawn(real, None if limit is None else 2 * max(map(len, sets.values())), child(rng, "limit", REAL))
+        cut = len(shown) < len(real) or any(len(sets[name]) < len(images) for name, images in made.items())
         try:
-            rows = distribution_distance(real, sets, extractor=extractor, rng=rng).measurements
+            rows = distribution_distance(shown, sets, extractor=extractor, rng=rng).measurements
         except UsageError as error:  # images too small for this extractor
             problem = str(error)
     extent = {"all": "drawn" if cut else "all", "equal": "equal"}

@@ -65,6 +65,35 @@ def one_case(count: int = 60) -> tuple[list[Case], list[Truth]]:
     return [case()], [Truth(images=real(count).pixels())]
 
 
+class Counted(Cells):
+    """Keeps how many images it was shown, one number a pass."""
+
+    def __init__(self) -> None:
+        super().__init__("cells")
+        self.shown: list[int] = []
+
+    def _extract(self, images: Tensor) -> ExtractedFeatures:
+        self.shown.append(len(images))
+        return super()._extract(images)
+
+
+@pytest.mark.parametrize(("limit", "made", "drawn"), [(20, 15, 30), (20, 40, 40), (40, 15, 30), (40, 30, 60)])
+def test_an_extractor_with_a_limit_sees_twice_as_many_real_images_as_of_the_largest_set(
+    limit: int, made: int, drawn: int
+):
+    """Rows say that images were drawn wherever some were left out, of either side."""
+    extractor = Counted()
+    cases, truths = one_case(60)
+
+    rows = measure_sets(
+        grouped([answer("styles", blobs(made, seed=1))], cases, truths), [extractor], stream(0, "attack"),
+        limits={"cells": limit},
+    )  # fmt: skip
+
+    assert sum(extractor.shown) == drawn + min(made, limit)
+    assert {row.slice["images"] for row in rows} == {"equal", "all" if drawn == 60 and made <= limit else "drawn"}
+
+
 def test_every_column_stands_beside_one_floor_at_one_n():
     near, far = blobs(40, seed=1), blobs(30, seed=2, shift=0.4)
     sets = [
