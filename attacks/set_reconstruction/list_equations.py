@@ -109,8 +109,14 @@ class ListEquations:
             return Sought(complete=replace(complete, ruled_out=tried is not None and complete.ruled_out))
         return Sought(absent=absent, ruled_out=tried is not None and tried.ruled_out)
 
-    def _weighed(self, prior: float, absent: int, *, to_explain: bool = False) -> "MemberPosterior":
-        """The weights where so many members are absent.
+    def weighed_without_absent(self, prior: float, *, enough: Callable[[Array], bool]) -> "MemberPosterior":
+        """The weights where all members are candidates, or the first that are `enough` on the way to them."""
+        return self._weighed(prior, 0, enough=enough)
+
+    def _weighed(
+        self, prior: float, absent: int, *, to_explain: bool = False, enough: Callable[[Array], bool] | None = None
+    ) -> "MemberPosterior":
+        """The weights where so many members are absent, or the first that are `enough`.
 
         `to_explain` a release, they are rough ones once no list does, and 1 and 0 once theirs does and no other can."""
         listed = self.images - absent
@@ -128,7 +134,7 @@ class ListEquations:
         certain = to_explain and self.told_apart()
         weights = box_least_squares(
             matrix, values, ridge=ridge, toward=share, too_large=(unexplained + pull) / 2 if to_explain else math.inf,
-            enough=self._lists if certain else None,
+            enough=self._lists if certain else enough,
         )  # fmt: skip
         found = MemberPosterior(weights=weights, listed=listed, absent=absent)
         if certain and self._lists(weights):
@@ -298,9 +304,14 @@ def list_equations(
 def best_prior(known: ListEquations, rng: torch.Generator) -> float:
     """The weight of the prior under which a list that the adversary draws itself is found best."""
     drawn, members = rehearsed(known, rng)
-    areas = {}
+    listed, areas = members.numpy(), {}
+
+    def found(weights: Array) -> bool:
+        """Whether members have been told apart so far that what is left to converge changes no order of them."""
+        return float(weights[listed].min() - weights[~listed].max()) > DECIDED
+
     for prior in PRIORS:
-        scores = drawn.solved(prior, absent=0).scores()
+        scores = drawn.weighed_without_absent(prior, enough=found).scores()
         areas[prior] = auc(scores[members], scores[~members])
         if areas[prior] == 1.0:  # no other weight finds it better
             return prior
