@@ -118,7 +118,7 @@ class Curvature(Protocol):
 
 def _curvature(rows: Array, ridge: float) -> Curvature:
     """The cheaper form: with few rows the systems to factorize are (rows, rows), else (G, G)."""
-    if 3 * rows.shape[0] < 2 * rows.shape[1]:
+    if 0 < 3 * rows.shape[0] < 2 * rows.shape[1]:
         return FewRows(rows=np.asfortranarray(rows), ridge=ridge)
     hessian = rows.T @ rows
     hessian[np.diag_indices(len(hessian))] += ridge

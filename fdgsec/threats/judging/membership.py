@@ -1,6 +1,6 @@
 """Judge membership: the AUC over clients, the TPR at low FPR, the most exposed images, and the AUC by cluster size."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -173,19 +173,8 @@ def membership_test(group: Group, rng: torch.Generator, permutations: int) -> Nu
     images, called, exchanged = _images(group, known)
     # the share of a client's candidates that a candidate beats, itself counted half: AUC is linear in it
     beaten = [placements(part, part) for part in scores]
-    together = [torch.stack([place, torch.ones_like(place)], 1) for place in beaten]
+    sums = _sums_apart(beaten) if sum(map(len, images)) == len(called) else _sums_of_shared(beaten, images, len(called))
     sizes = torch.tensor([len(part) for part in scores], dtype=torch.float64)
-
-    def sums(flags: Tensor) -> tuple[Tensor, Tensor]:
-        """Over each client's members, (R, clients): of what they beat, and of ones."""
-        if sum(map(len, images)) == len(called):  # no image is another client's too
-            parts = flags.split(exchanged, 1)
-            each = torch.stack([part @ values for part, values in zip(parts, together, strict=True)], 1)
-            return each[..., 0], each[..., 1]
-        placed = torch.zeros(2, len(called), len(images), dtype=torch.float64)
-        for client, (where, values) in enumerate(zip(images, together, strict=True)):
-            placed[:, :, client].index_add_(1, where, values.T)
-        return flags @ placed[0], flags @ placed[1]
 
     def areas(labeled: Tensor) -> Tensor:
         placed, inside = sums(labeled.to(torch.float64))
@@ -203,6 +192,31 @@ def membership_test(group: Group, rng: torch.Generator, permutations: int) -> Nu
     p_value, drawn = pvalue_of(observed, null, rng, permutations)
     n = sum(len(part) for part in scores)
     return NullRow(name="auc", value=observed, p_value=p_value, n=n, slice=group.slice, permutations=drawn)
+
+
+def _sums_apart(beaten: Sequence[Tensor]) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """What sums labels (R, U) over each client's images, which are nobody else's: what members beat, and ones, (R,
+    clients) each."""
+    together = [torch.stack([place, torch.ones_like(place)], 1) for place in beaten]
+    sizes = [len(place) for place in beaten]
+
+    def sums(labeled: Tensor) -> tuple[Tensor, Tensor]:
+        parts = labeled.split(sizes, 1)
+        found = torch.stack([part @ values for part, values in zip(parts, together, strict=True)], 1)
+        return found[..., 0], found[..., 1]
+
+    return sums
+
+
+def _sums_of_shared(
+    beaten: Sequence[Tensor], images: Sequence[Tensor], count: int
+) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """The same where clients were asked about `images` (G,) of `count` that they share."""
+    placed, ones = (torch.zeros(count, len(beaten), dtype=torch.float64) for _ in range(2))
+    for client, (place, where) in enumerate(zip(beaten, images, strict=True)):
+        placed[:, client].index_add_(0, where, place)
+        ones[:, client].index_add_(0, where, torch.ones_like(place))
+    return lambda labeled: (labeled @ placed, labeled @ ones)
 
 
 def _images(group: Group, members: Sequence[Tensor]) -> tuple[list[Tensor], Tensor, list[int]]:

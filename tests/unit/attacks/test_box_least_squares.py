@@ -52,6 +52,12 @@ def test_a_solution_inside_the_box_is_that_of_plain_least_squares():
     assert np.allclose(found, np.linalg.lstsq(matrix, target, rcond=None)[0], atol=1e-4)
 
 
+def test_without_equations_weights_are_where_the_ridge_pulls_them():
+    found = box_least_squares(np.zeros((0, 5)), np.zeros(0), ridge=1.0, toward=0.3, gap=1e-9)
+
+    assert np.allclose(found, 0.3, atol=1e-4)
+
+
 def test_a_column_of_zeros_does_not_matter():
     matrix = np.array([[1.0, 0.0], [1.0, 0.0]])
 

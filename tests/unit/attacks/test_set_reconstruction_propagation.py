@@ -48,21 +48,28 @@ def test_marginals_are_those_of_all_combinations(rows: int, levels: Array):
         assert np.allclose(found.means, found.probabilities @ levels)
 
 
-@pytest.mark.parametrize(("scale", "moved"), [(0.02, 1e-5), (0.2, 2e-3), (0.7, 2e-3)])
-def test_short_columns_are_solved_in_float32(scale: float, moved: float, monkeypatch: pytest.MonkeyPatch):
-    """Undecided marginals, and those of a list that is found, as float64 has them; longer columns keep float64."""
-    rng = np.random.default_rng(0)
-    matrix = scale * rng.standard_normal((192, 400))
-    target = matrix @ (rng.random(400) < 0.25) + rng.standard_normal(192)
-    shares = np.array([0.75, 0.25])
+@pytest.mark.parametrize("length", [0.3, 8.0, 15.0])
+@pytest.mark.parametrize("common", [0.0, 1.0, 3.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_short_columns_are_factorized_in_float32(
+    length: float, common: float, seed: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Undecided marginals and decided ones are those of float64, where all columns share a part that is longer than
+    what tells them apart too; longer columns keep float64."""
+    rng = np.random.default_rng(seed)
+    matrix = rng.standard_normal((192, 400)) + common * rng.standard_normal((192, 1))
+    matrix *= length / np.sqrt(np.square(matrix).sum(0)).max()
+    matrix = np.concatenate([matrix, np.full((1, 400), 2.0)])
+    target = matrix @ (rng.random(400) < 0.15) + rng.standard_normal(193)
+    shares = np.array([0.85, 0.15])
     assert _Sums(matrix=matrix, target=target).columns.dtype == np.float32
-    assert _Sums(matrix=10 * matrix / scale, target=target).columns.dtype == np.float64
+    assert _Sums(matrix=20 / length * matrix, target=target).columns.dtype == np.float64
 
     found = propagated(matrix, target, levels=BINARY, shares=shares).members
     monkeypatch.setattr("fdgsec.attacks.set_reconstruction.expectation_propagation.SHORT", 0.0)
     exact = propagated(matrix, target, levels=BINARY, shares=shares).members
 
-    assert np.abs(found - exact).max() < moved
+    assert np.abs(found - exact).max() < 1e-3
     assert not np.array_equal(found, exact)
 
 
