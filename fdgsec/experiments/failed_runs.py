@@ -1,13 +1,15 @@
 """What a long command does about a run that fails: it goes on with the others, and names those that failed at its end.
 
-Where the first run to end fails, so will others, most likely: then the command ends with its error."""
+Where the first run to end fails, so will others, most likely: then the command ends with its error. Runs that an
+earlier command has finished count."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from fdgsec.runtime.errors import FdgsecError
+from fdgsec.runtime.errors import FdgsecError, message_line
 from fdgsec.runtime.worker_processes import computed, portable
 
 Task = TypeVar("Task")
@@ -30,27 +32,33 @@ class Failed:
 
 @dataclass(eq=False)
 class Runs:
-    """The runs of a command, and the names of those that failed."""
+    """The runs of a command, how many `ended` (those that are stored included), and the names of those that failed."""
 
     failed: list[str] = field(default_factory=list)
     ended: int = 0
 
     def results(
         self, work: Callable[[Task], Result], tasks: Sequence[Task], *, workers: int, name: Callable[[Task], str]
-    ) -> Iterator[tuple[Task, Result | Failed]]:
+    ) -> Generator[tuple[Task, Result | Failed], None, None]:
         """Yield each task with what `work` makes of it, or its failure, as `computed` does.
 
-        Where a run fails before any other one has ended, yields those that are under way, and raises its error."""
+        Where a run fails before any other one has ended, yields those that are under way, and raises its error. Whoever
+        may stop before the end closes it (`contextlib.closing`): other processes would compute on for nobody."""
         first: FdgsecError | None = None
-        for task, found in computed(partial(_tried, work), tasks, workers=workers, last=self._fails_first):
-            if self._fails_first(found):
-                assert isinstance(found, Failed)
-                first = found.error
-            else:
-                if isinstance(found, Failed):
-                    self.failed.append(f"{name(task)}: {found.error}")
-                yield task, found
-            self.ended += 1
+        ended = computed(partial(_tried, work), tasks, workers=workers, last=self._fails_first)
+        try:
+            with closing(ended):
+                for task, found in ended:
+                    if self._fails_first(found):
+                        assert isinstance(found, Failed)
+                        first = found.error
+                    else:
+                        if isinstance(found, Failed):
+                            self.failed.append(f"{name(task)}: {message_line(str(found.error))}")
+                        yield task, found
+                    self.ended += 1
+        except FdgsecError as later:  # a process was killed
+            raise first or later from later
         if first is not None:
             raise first
 

@@ -5,7 +5,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from itertools import islice
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, TypeVar
 
@@ -55,6 +56,7 @@ def return_freed_memory() -> None:
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 Error = TypeVar("Error", bound=Exception)
+Otherwise = TypeVar("Otherwise", bound=Exception)
 
 
 def computed(
@@ -63,12 +65,12 @@ def computed(
     *,
     workers: int,
     last: Callable[[Result], bool] = lambda _: False,
-) -> Iterator[tuple[Task, Result]]:
+) -> Generator[tuple[Task, Result], None, None]:
     """Yield each task with what `work` makes of it: one after the other, or from `workers` processes as they finish.
 
     Processes share out this one's threads; `work` and its tasks travel to them, so `work` is a function of a module or
     a `partial` of one. After a failure nothing new is begun; what was under way is yielded, then the error is raised.
-    After a result that is `last` nothing new is begun either.
+    After a result that is `last` nothing new is begun either, and none while nobody asks for the next one.
     Processes end with this one, however it ends, and at once where it is interrupted. Raises UsageError where a process
     is killed."""
     if workers == 1:
@@ -82,23 +84,26 @@ def computed(
 
     threads, context = max(1, torch.get_num_threads() // workers), get_context("spawn")
     watched, held = context.Pipe(duplex=False)
-    pool = ProcessPoolExecutor(
-        min(workers, max(len(tasks), 1)), mp_context=context, initializer=_begin, initargs=(threads, watched)
-    )
+    count = min(workers, max(len(tasks), 1))
+    pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin, initargs=(threads, watched))
     failure: BaseException | None = None
-    try:
-        asked: dict[Future[Result], Task] = {pool.submit(work, task): task for task in tasks}
-        waiting = set(asked)
-        while waiting:
-            finished, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-            for future in finished:
-                if (failed := future.exception()) is None:
-                    ends = last(future.result())
-                    yield asked[future], future.result()
-                else:
-                    ends, failure = True, failure or failed
-                if ends:
-                    waiting = {each for each in waiting if not each.cancel()}  # what runs already cannot be canceled
+    waiting = iter(tasks)
+    try:  # no more is submitted than is begun: a process would take what waits for it, whatever has failed since
+        begun: dict[Future[Result], Task] = {
+            pool.submit(_portably, work, task): task for task in islice(waiting, count)
+        }
+        while begun:
+            for future in wait(begun, return_when=FIRST_COMPLETED).done:
+                task, failed = begun.pop(future), future.exception()
+                failure = failure or failed
+                if failure is not None or last(future.result()):
+                    waiting = iter(())
+                try:
+                    begun.update({pool.submit(_portably, work, more): more for more in islice(waiting, 1)})
+                except BrokenProcessPool as broken:  # another one was killed just now
+                    failure, waiting = broken, iter(())
+                if failed is None:
+                    yield task, future.result()
     except (KeyboardInterrupt, GeneratorExit):
         held.close()  # ends the workers, which hear of no signal themselves
         raise
@@ -114,6 +119,14 @@ def computed(
         raise failure
 
 
+def _portably(work: Callable[[Task], Result], task: Task) -> Result:
+    """What `work` makes of a task, in a worker; an error that cannot travel is told in words."""
+    try:
+        return work(task)
+    except Exception as error:
+        raise portable(error, RuntimeError) from error
+
+
 def _in_turn(
     work: Callable[[Task], Result], tasks: Sequence[Task], last: Callable[[Result], bool]
 ) -> Iterator[tuple[Task, Result]]:
@@ -125,7 +138,7 @@ def _in_turn(
             return
 
 
-def portable(error: Error, otherwise: Callable[[str], Error]) -> Error:
+def portable(error: Error, otherwise: Callable[[str], Otherwise]) -> Error | Otherwise:
     """The exception, or where it cannot travel between processes `otherwise` of its name and words."""
     try:
         ForkingPickler.dumps(error)

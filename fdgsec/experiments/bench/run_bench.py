@@ -8,6 +8,7 @@ first (fdgsec/experiments/bench/tuning.py)."""
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -36,7 +37,7 @@ from fdgsec.federation.run_folder import environment, reserved
 from fdgsec.federation.wire import SERVER, SUM, parties
 from fdgsec.nn.training.precision import device_named
 from fdgsec.runtime.cache_files import write_atomic
-from fdgsec.runtime.errors import DataError, UsageError, unknown_name
+from fdgsec.runtime.errors import DataError, UsageError, message_line, unknown_name
 from fdgsec.runtime.interruption import kept_text, telling
 from fdgsec.runtime.progress import NoProgress, Progressive
 from fdgsec.runtime.untrusted_text import read_json_object
@@ -97,7 +98,8 @@ def bench(
     with reserved(out, goes_on=(RESULTS, RATES)):
         columns = _columns(request, table, data_root)
         trials, cells = planned_trials(request, table, columns), _cells(request, table, columns)
-        runs = _Runs(table, request, out, stored(out / RESULTS), progress, tell, workers, limit)
+        done = stored(out / RESULTS)
+        runs = _Runs(table, request, out, done, progress, tell, workers, limit, Runs(ended=len(done)))
         tuning = [(trial.cell, trial.config) for trial in trials]
         runs.add(tuning, partial(compute_trial, data_root), table_of=cells, later=cells if trials else ())
         if table.tuning is not None and trials:
@@ -129,7 +131,7 @@ class _Runs:
     tell: Callable[[str], None]
     workers: int
     limit: int | None
-    tried: Runs = field(default_factory=Runs)
+    tried: Runs
 
     def add(
         self,
@@ -149,8 +151,8 @@ class _Runs:
             return
         self.tell(f"{len(arms)} runs to do; {time_left(arms, self.done.values(), self.workers)}")
         self.progress.update("cells", 0, len(missing))
-        with telling(lambda: kept_text(self.out / RESULTS, _finished(wanted, self.done), len(wanted), "runs")):
-            ended = self.tried.results(work, missing, workers=self.workers, name=_named)
+        kept = telling(lambda: kept_text(self.out / RESULTS, _finished(wanted, self.done), len(wanted), "runs"))
+        with kept, closing(self.tried.results(work, missing, workers=self.workers, name=_named)) as ended:
             for number, (planned, row) in enumerate(ended, 1):
                 cell, _ = planned
                 arms.remove(cell.arm)
@@ -163,7 +165,7 @@ class _Runs:
     def _taken(self, cell: Cell, row: dict[str, Any] | Failed, table_of: Sequence[Planned]) -> str:
         """Keep a result, and say how its run ended."""
         if isinstance(row, Failed):
-            return f"failed ({row.error})"
+            return f"failed ({message_line(str(row.error))})"
         self._keep(cell, row, table_of)
         return f"{row['seconds']:.0f} s"
 

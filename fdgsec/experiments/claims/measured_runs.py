@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -139,10 +140,11 @@ def measure(
         _prepare(asked, data_root=data_root, progress=progress)
     shown: Progressive = progress if workers == 1 else NoProgress()
     work = partial(_report, data_root, out, fresh, registered, source_sha256("fdgsec"), shown)
-    reports, tried = dict[str, Report](), Runs()
+    reports, finished = dict[str, Report](), 0 if fresh else len([*(out / "runs").glob("*.key")])
+    tried = Runs(ended=finished)
     progress.update("runs", 0, len(runs))
-    with telling(lambda: kept_text(out / "runs", len(reports), len(runs), "runs")):
-        ended = tried.results(work, longest_first(runs), workers=workers, name=_named)
+    kept = telling(lambda: kept_text(out / "runs", len(reports), len(runs), "runs"))
+    with kept, closing(tried.results(work, longest_first(runs), workers=workers, name=_named)) as ended:
         for done, ((key, _), report) in enumerate(ended, 1):
             if not isinstance(report, Failed):
                 reports[key] = report

@@ -6,6 +6,7 @@ is written at once."""
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -151,9 +152,10 @@ def sweep(
     with reserved(out, goes_on=(RESULTS, "sweep.json")):
         done = stored(out / RESULTS)
         missing = [point for point in planned if point.key not in done][:limit]
-        runs = Runs()
-        ended = runs.results(partial(compute, data_root), missing, workers=request.workers, name=_named)
-        with telling(lambda: kept_text(out / RESULTS, _finished(planned, done), len(planned), "points")):
+        runs = Runs(ended=_finished(planned, done))
+        kept = telling(lambda: kept_text(out / RESULTS, _finished(planned, done), len(planned), "points"))
+        work = partial(compute, data_root)
+        with kept, closing(runs.results(work, missing, workers=request.workers, name=_named)) as ended:
             for number, (point, found) in enumerate(ended, 1):
                 if not isinstance(found, Failed):
                     done[point.key] = found

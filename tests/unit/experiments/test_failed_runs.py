@@ -1,5 +1,7 @@
 """What a command of many runs does about those that fail."""
 
+import os
+import signal
 import time
 from functools import partial
 from pathlib import Path
@@ -7,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fdgsec.experiments.failed_runs import Failed, FailedRunsError, Runs
-from fdgsec.runtime.errors import DataError, UsageError
+from fdgsec.runtime.errors import LONGEST_LINE, DataError, UsageError
 
 
 def halved(failing: tuple[int, ...], number: int) -> int:
@@ -50,6 +52,43 @@ def test_where_the_first_fails_none_follows_and_later_calls_go_on():
 
     found = [task for task, _ in runs.results(work, [4, 2], workers=1, name=str)]
     assert found == [4, 2]
+
+
+def test_where_others_ended_before_the_first_that_fails_is_one_of_many():
+    """As for the same command again, whose finished runs are stored."""
+    runs = Runs(ended=2)
+
+    found = [task for task, _ in runs.results(partial(halved, (1,)), [1, 2], workers=1, name=str)]
+
+    assert found == [1, 2]
+    assert runs.failed == ["1: 1 is odd."]
+
+
+def test_failures_are_told_in_a_line():
+    def loud(_: int) -> int:
+        raise DataError("a\x1b[2Jb\n" + "x" * 5000)
+
+    runs = Runs(ended=1)
+    list(runs.results(loud, [1], workers=1, name=str))
+
+    assert len(runs.failed[0]) <= LONGEST_LINE + len("1: ")
+    assert runs.failed[0].isprintable()
+
+
+def killed_after_a_failure(seen: Path, number: int) -> int:
+    """Fails at once for 0; 1 is killed when that is told."""
+    (seen / str(number)).touch()
+    if number == 0:
+        raise DataError("nothing is there.")
+    time.sleep(1.5)
+    os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+@pytest.mark.medium
+def test_the_first_failure_is_raised_where_another_process_is_killed_after_it(tmp_path: Path):
+    with pytest.raises(DataError, match=r"^nothing is there\.$"):
+        list(Runs().results(partial(killed_after_a_failure, tmp_path), [0, 1], workers=2, name=str))
 
 
 def slow_but_for_the_first(seen: Path, number: int) -> int:
