@@ -9,7 +9,7 @@ def _install_questions() -> None:
 
     from fdgsec.experiments.flower import apps
     from fdgsec.federation.engines.flower.codec import packed_request, packed_whoami, read_introduction, read_reply
-    from fdgsec.federation.engines.flower.grid import VERB, content_of, exchange
+    from fdgsec.federation.engines.flower.grid import VERB, exchange
     from fdgsec.federation.engines.state import NEVER
     from fdgsec.federation.method import Clock, StepRequest
     from fdgsec.runtime.errors import FdgsecError
@@ -27,7 +27,7 @@ def _install_questions() -> None:
         def told(content, read, kind=VERB):  # type: ignore[no-untyped-def]
             message = Message(content=content, dst_node_id=node, message_type=kind, ttl=600)
             try:
-                return f"answered: {read(content_of(exchange(grid, [message], timeout=120).get(node), 120).content)!r}"
+                return f"answered: {read(exchange(grid, [message], timeout=120).of(node).content)!r}"
             except FdgsecError as error:
                 return str(error)
 

@@ -9,13 +9,17 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from flwr.app import Message, RecordDict
+from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from fdgsec.federation.engines.flower import grid as module
-from fdgsec.federation.engines.flower.grid import LONGEST_WAIT, SHORTEST_WAIT, VERB, exchange
+from fdgsec.federation.engines.flower.codec import WireFormatError
+from fdgsec.federation.engines.flower.grid import LONGEST_WAIT, SHORTEST_WAIT, VERB, Answers, exchange, time_to_live
 from tests.support.paper_grid import named
+
+SUPERLINK = 1
+"""The source of Flower's own errors."""
 
 
 @dataclass
@@ -24,6 +28,9 @@ class Slow:
 
     after: Sequence[float | None]
     pushed: bool = True
+    too_large: bool = False
+    pushing: float = 0.0
+    failing: str = ""
     now: float = 0.0
     looks: list[float] = field(default_factory=list)
     sent: dict[str, Message] = field(default_factory=dict)
@@ -35,22 +42,37 @@ class Slow:
         return self.now
 
     def push_messages(self, messages: Sequence[Message]) -> Iterable[str | None]:
+        self.now += self.pushing
         self.sent = {named(message, str(number)): message for number, message in enumerate(messages)}
+        if self.too_large:
+            return []
         return list(self.sent) if self.pushed else [None] * len(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         self.looks.append(self.now)
         ready = [each for each in message_ids if (when := self.after[int(each)]) is not None and when <= self.now]
-        return [Message(content=RecordDict(), reply_to=self.sent.pop(each)) for each in ready]
+        return [self.reply(self.sent.pop(each)) for each in ready]
+
+    def reply(self, message: Message) -> Message:
+        """An answer of the message's node, or where it is `failing` an error of Flower's, which comes from no node."""
+        if not self.failing:
+            return Message(content=RecordDict(), reply_to=message)
+        error = Message(Error(code=3, reason=self.failing), reply_to=message)
+        error.metadata.__dict__["_src_node_id"] = SUPERLINK
+        return error
 
 
-def answered(grid: Slow, monkeypatch: pytest.MonkeyPatch, *, timeout: float) -> set[int]:
+def exchanged(grid: Slow, monkeypatch: pytest.MonkeyPatch, *, timeout: float) -> Answers:
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 7, 9, 1
     monkeypatch.setattr(module, "time", grid)
     messages = [
         Message(content=RecordDict(), dst_node_id=node, message_type=VERB, ttl=600) for node in range(len(grid.after))
     ]
-    return set(exchange(cast(Grid, grid), messages, timeout=timeout))
+    return exchange(cast(Grid, grid), messages, timeout=timeout)
+
+
+def answered(grid: Slow, monkeypatch: pytest.MonkeyPatch, *, timeout: float) -> set[int]:
+    return set(exchanged(grid, monkeypatch, timeout=timeout).found)
 
 
 def test_answers_are_read_soon_after_they_came_and_looked_for_no_longer(monkeypatch: pytest.MonkeyPatch):
@@ -78,8 +100,32 @@ def test_a_node_that_never_answers_is_waited_for_until_the_timeout(monkeypatch: 
     assert grid.now == pytest.approx(5.0)
 
 
-def test_what_could_not_be_sent_is_not_waited_for(monkeypatch: pytest.MonkeyPatch):
-    grid = Slow(after=(0.0,), pushed=False)
+@pytest.mark.parametrize("refused", [{"pushed": False}, {"too_large": True}])
+def test_what_could_not_be_sent_is_not_waited_for_and_said(refused: dict[str, bool], monkeypatch: pytest.MonkeyPatch):
+    grid = Slow(after=(0.0,), pushed=refused.get("pushed", True), too_large=refused.get("too_large", False))
 
-    assert answered(grid, monkeypatch, timeout=5.0) == set()
+    answers = exchanged(grid, monkeypatch, timeout=5.0)
+
     assert grid.now == 0
+    with pytest.raises(WireFormatError, match=r"^nothing could be sent to it"):
+        answers.of(0)
+
+
+def test_sending_takes_no_time_from_answers(monkeypatch: pytest.MonkeyPatch):
+    """As it does not with Flower's own loop: a broadcast to many nodes may take longer than a step."""
+    grid = Slow(after=(70.0, 95.0), pushing=60.0)
+
+    assert answered(grid, monkeypatch, timeout=30.0) == {0}
+    assert grid.now == pytest.approx(90.0)
+    assert time_to_live(30.0) > 90.0
+
+
+def test_an_error_of_flower_s_is_told_as_that_of_the_node_that_was_asked(monkeypatch: pytest.MonkeyPatch):
+    grid = Slow(after=(None, 0.3), failing="the node\nis gone")
+
+    answers = exchanged(grid, monkeypatch, timeout=1.0)
+
+    with pytest.raises(WireFormatError, match=r"^the node is gone \(Flower's error 3\)$"):
+        answers.of(1)
+    with pytest.raises(WireFormatError, match=r"^no answer within 1 s$"):
+        answers.of(0)

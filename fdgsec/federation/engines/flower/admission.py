@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 
 from fdgsec.federation.engines.flower.certificates import public_key, public_key_line
 from fdgsec.federation.engines.flower.codec import Introduction, packed_whoami, printable, read_introduction
-from fdgsec.federation.engines.flower.grid import POLL, VERB, content_of, exchange, reason_of, time_to_live
+from fdgsec.federation.engines.flower.grid import POLL, VERB, exchange, reason_of, time_to_live
 from fdgsec.federation.engines.flower.step_limits import link_once
 from fdgsec.federation.round_loop import ClientFailedError
 from fdgsec.runtime.errors import message_line
@@ -161,7 +161,7 @@ def _applicants(grid: Grid, nodes: Sequence[NodeInfo], *, settings: str, wait: f
     for each in nodes:
         told: Introduction | str
         try:
-            told = read_introduction(content_of(answers.get(each.node_id), wait).content)
+            told = read_introduction(answers.of(each.node_id).content)
         except Exception as error:  # noqa: BLE001 (one node's answer ends no run)
             told = message_line(reason_of(error))
         key = public_key_line(each.public_key)

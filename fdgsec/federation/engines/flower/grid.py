@@ -74,9 +74,8 @@ class GridEngine:
         answers = exchange(self.grid, messages, timeout=self.timeout)
         replies, failures = dict[str, Reply](), dict[str, str]()
         for name in names:
-            answer = answers.get(self.nodes[name])
             try:
-                replies[name], self.marks[name] = read_reply(content_of(answer, self.timeout).content)
+                replies[name], self.marks[name] = read_reply(answers.of(self.nodes[name]).content)
             except Exception as error:  # noqa: BLE001 (whatever a reply makes its reader raise is the failure of its client alone)
                 failures[name] = message_line(reason_of(error))
                 self.sent.pop(name, None)  # it is unknown whether the client has the model
@@ -111,34 +110,52 @@ def reason_of(error: Exception) -> str:
     return str(error) if isinstance(error, FdgsecError) else f"{type(error).__name__}: {error}"
 
 
-def exchange(grid: Grid, messages: Sequence[Message], *, timeout: float) -> dict[int, Message]:
-    """Send messages and give the answers that came in time, by node: a reply, or Flower's own error message.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Answers:
+    """What nodes answered within `timeout` seconds, a reply or Flower's own error message, and to whom no message could
+    be sent."""
+
+    found: Mapping[int, Message]
+    unsent: frozenset[int]
+    timeout: float
+
+    def of(self, node: int) -> Message:
+        """Give a node's answer that has content. Raises WireFormatError for none, and for an error of Flower's."""
+        answer = self.found.get(node)
+        if node in self.unsent:
+            raise WireFormatError("nothing could be sent to it: Flower refused the message, or it is too large")
+        if answer is None:
+            raise WireFormatError(f"no answer within {self.timeout:g} s")
+        if answer.has_error():
+            reason = " ".join(str(answer.error.reason).split())
+            raise WireFormatError(f"{reason} (Flower's error {answer.error.code})")
+        return answer
+
+
+def exchange(grid: Grid, messages: Sequence[Message], *, timeout: float) -> Answers:
+    """Send messages, one a node at most, and give the answers that came in time; it runs from when all are sent.
 
     Flower's `send_and_receive` looks for answers every 3 seconds. This looks after times that grow with what it has
     waited, so that short steps wait little and long ones ask little."""
-    begun, answers = time.monotonic(), dict[int, Message]()
-    waiting = {each for each in grid.push_messages(list(messages)) if each}  # None for what could not be pushed
+    nodes = [message.metadata.dst_node_id for message in messages]
+    pushed = dict(zip(grid.push_messages(list(messages)), nodes, strict=False))  # none at all where they are too large
+    waiting = {number: node for number, node in pushed.items() if number}  # no number for what could not be pushed
+    unsent = frozenset(nodes) - frozenset(waiting.values())
+    begun, found = time.monotonic(), dict[int, Message]()
     while waiting:
-        for reply in grid.pull_messages(waiting):
-            answers[reply.metadata.src_node_id] = reply
-            waiting.discard(reply.metadata.reply_to_message_id)
+        for reply in grid.pull_messages(set(waiting)):
+            asked = reply.metadata.reply_to_message_id  # an error of Flower's comes from no node
+            if asked in waiting:
+                found[waiting.pop(asked)] = reply
         waited = time.monotonic() - begun
         if waited >= timeout:
             break
         if waiting:
             time.sleep(min(max(SHORTEST_WAIT, waited / 10), LONGEST_WAIT, timeout - waited))
-    return answers
-
-
-def content_of(answer: Message | None, timeout: float) -> Message:
-    """Give an answer that has content. Raises WireFormatError for none, and for an error of Flower's."""
-    if answer is None:
-        raise WireFormatError(f"no answer within {timeout:g} s")
-    if answer.has_error():
-        raise WireFormatError(f"{' '.join(str(answer.error.reason).split())} (Flower's error {answer.error.code})")
-    return answer
+    return Answers(found=found, unsent=unsent, timeout=timeout)
 
 
 def time_to_live(timeout: float) -> float:
-    """Give the time to live of a message at Flower: the timeout, and some seconds for clocks that differ."""
-    return math.ceil(timeout) + 60.0
+    """Give the time to live of a message at Flower: the timeout once for sending all messages and once for answers, and
+    some seconds for clocks that differ."""
+    return 2 * math.ceil(timeout) + 60.0
