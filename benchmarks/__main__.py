@@ -1,7 +1,7 @@
 """All speed and memory benchmarks, one table each: `python -m benchmarks [training|methods|metrics|memory ...]
 [--quick]`.
 
-Every part is a script of this folder, run in its own process so that heaps are not shared. Results are written to
+Every part is a module of this folder, run in its own process so that heaps are not shared. Results are written to
 `benchmarks/results/speed.json`; parts that were not run keep their earlier results."""
 
 import argparse
@@ -67,10 +67,11 @@ def surroundings(*, threads: int, heap: str) -> dict[str, str]:
 def measured(command: Command, *, threads: int, environment: Mapping[str, str]) -> dict[str, object]:
     """Run one part and return what it wrote."""
     script, *options = command
+    module = f"benchmarks.{Path(script).stem}"
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "part.json"
         subprocess.run(
-            [sys.executable, str(HERE / script), *options, "--threads", str(threads), "--out", str(out)],
+            [sys.executable, "-m", module, *options, "--threads", str(threads), "--out", str(out)],
             check=True, env=dict(environment),
         )  # fmt: skip
         found: dict[str, object] = json.loads(out.read_text())

@@ -1,4 +1,4 @@
-"""Peak memory against the number of clients: `python benchmarks/client_memory.py`.
+"""Peak memory against the number of clients: `python -m benchmarks.client_memory`.
 
 Every cell runs in its own process: two rounds of a method, with the same numbers of participants and of images per
 client, among an increasing number of clients. All clients name the same stored images, so that the data take constant
@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from method_cases import CASES, PLAN
-from method_speed import surroundings
-from training_speed import CLASSES, Setting, images_of, setting_of
 
+from benchmarks.method_cases import CASES, PLAN
+from benchmarks.method_speed import surroundings
+from benchmarks.training_speed import CLASSES, Setting, images_of, setting_of
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.method import Blueprint, Client, GlobalModel
@@ -62,7 +62,8 @@ def _secret(upload: Upload, number: int) -> SecretStream:
 def peak_of(name: str, network: str, *, clients: int, participants: int, threads: int) -> float:
     """Run one cell in a fresh process and return its peak in MiB."""
     options = {"--clients": clients, "--participants": participants, "--threads": threads, "--network": network}
-    command = [sys.executable, __file__, "--run", name, *(str(word) for pair in options.items() for word in pair)]
+    words = [str(word) for pair in options.items() for word in pair]
+    command = [sys.executable, "-m", "benchmarks.client_memory", "--run", name, *words]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return float(done.stdout.split()[-1])
 

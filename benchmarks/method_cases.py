@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from passes import Adversary, Bare, Passage, adversarial, enlarged, episodes, views
-from training_speed import Job
 
+from benchmarks.passes import Adversary, Bare, Passage, adversarial, enlarged, episodes, views
+from benchmarks.training_speed import Job
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.dsu import DSU
 from fdgsec.methods.fedalign import FedAlign

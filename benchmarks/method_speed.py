@@ -1,4 +1,4 @@
-"""Local epoch of each method against the network passes that its equations need: `python benchmarks/method_speed.py`.
+"""Local epoch of each method against the network passes that its equations need: `python -m benchmarks.method_speed`.
 
 "fit" is the whole of one client's `fit`: the network is built, the state loaded, images are read, cropped and mirrored,
 the method's losses and styles computed, the update copied out. "bare" is the passes of benchmarks/passes.py alone, on
@@ -25,10 +25,20 @@ from pathlib import Path
 from typing import cast
 
 import torch
-from method_cases import CASES, PLAN, Observed
-from passes import Bare, exploration_shares, passage_of, watch
-from training_speed import CLASSES, CPU, Job, Setting, Timing, images_of, interleaved, processor_name, setting_of
 
+from benchmarks.method_cases import CASES, PLAN, Observed
+from benchmarks.passes import Bare, exploration_shares, passage_of, watch
+from benchmarks.training_speed import (
+    CLASSES,
+    CPU,
+    Job,
+    Setting,
+    Timing,
+    images_of,
+    interleaved,
+    processor_name,
+    setting_of,
+)
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.engines.state import MemoryStates
@@ -133,7 +143,7 @@ def subject_of(method: FedAvg, setting: Setting) -> Subject:
     plan = Blueprint(backbone=setting.backbone, classes=CLASSES, remodel=method.remodel)
     start = ModelState(state=detached(plan.network(stream(0, "world", "initialisation"))))
     members, states = clients_of(setting), MemoryStates()
-    short = replace(method, plan=replace(PLAN, steps=1))
+    short = replace(method, plan=replace(method.plan, steps=1))
     listening = Listening(engine=LocalEngine(members=members, method=short, seed=0, states=states))
     RoundLoop(method=short, engine=listening, wire=Wire(secret=_secret), key=simulated_key(0), rounds=2).run(
         GlobalModel(blueprint=plan, state=start)

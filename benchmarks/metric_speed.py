@@ -13,7 +13,7 @@ same arrays. finch-clust is no dependency of fdgsec; without it, its rows are le
 Jobs alternate in one process. The speed is in processor seconds of this process, the minimum of all runs, because other
 processes only add to it. A share is the quotient of two such speeds; those of single runs go to `--out`.
 
-    python benchmarks/metric_speed.py --threads 1"""
+    python -m benchmarks.metric_speed --threads 1"""
 
 import argparse
 import importlib
@@ -32,8 +32,8 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from training_speed import Job, interleaved, processor_name
 
+from benchmarks.training_speed import Job, interleaved, processor_name
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.run_folder import environment
 from fdgsec.metrics.feature_extraction import _streamed, extract_features, feature_statistics
@@ -151,8 +151,9 @@ def repeated(images: int, side: int) -> DomainDataset:
 
 def peak_of(name: str, images: int, side: int, threads: int) -> float:
     """Stream `images` images in a fresh process and return its peak resident set in MiB."""
-    command = [sys.executable, __file__, "--peak", name, "--images", str(images), "--side", str(side)]
-    done = subprocess.run([*command, "--threads", str(threads)], check=True, capture_output=True, text=True)
+    options = ["--peak", name, "--images", str(images), "--side", str(side), "--threads", str(threads)]
+    command = [sys.executable, "-m", "benchmarks.metric_speed", *options]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
     return float(done.stdout.split()[-1])
 
 

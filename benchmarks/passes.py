@@ -70,9 +70,15 @@ class Bare:
     precision: Precision
 
     @classmethod
-    def of(cls, network: Classifier, plan: TrainingPlan, *, image_size: int) -> "Bare":
-        """Draw a batch of `plan.batch_size` random images, with labels in turn."""
-        _, precision = prepare_training(network, plan)
+    def of(
+        cls, network: Classifier, plan: TrainingPlan, *, image_size: int, precision: Precision | None = None
+    ) -> "Bare":
+        """Draw a batch of `plan.batch_size` random images, with labels in turn.
+
+        A `precision` replaces the one in which the plan would train this network."""
+        _, usual = prepare_training(network, plan)
+        precision = precision or usual
+        network.to(memory_format=precision.layout)
         images = torch.rand(plan.batch_size, 3, image_size, image_size, generator=stream(0, "world", "batch"))
         return cls(
             network=network, images=images.contiguous(memory_format=precision.layout),

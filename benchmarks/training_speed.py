@@ -1,4 +1,4 @@
-"""Training speed against a bare loop, and the fastest precision: `python benchmarks/training_speed.py`.
+"""Training speed against a bare loop, and the fastest precision: `python -m benchmarks.training_speed`.
 
 Part "loop": one client epoch (`training.epochs` on uint8 images with augmentation; and FedAvg's whole `fit`, which also
 builds the network) against forward, cross-entropy, backward and step on one float batch in memory, with the same
