@@ -132,8 +132,8 @@ class Subject:
 def clients_of(setting: Setting) -> list[Client]:
     """The measured client, whose images fill whole batches, and others with few images."""
     data = images_of(setting)
-    held = data.subset(torch.arange(VALIDATION))
-    few = data.subset(torch.arange(FEW))
+    held = data.subset(torch.arange(min(VALIDATION, len(data))))
+    few = data.subset(torch.arange(min(FEW, len(data))))
     others = [Client(name=f"client:{1 + number}", data=few, validation=few) for number in range(OTHERS)]
     return [Client(name=MEASURED, data=data, validation=held), *others]
 
@@ -184,9 +184,9 @@ def measure(name: str, setting: Setting, *, repeats: int) -> dict[str, object]:
     model = subject.request.model
     assert model is not None
     bare = Bare.of(model.module(), PLAN, image_size=setting.image_size)
-    jobs = {"fit": _silent(subject.fit), "bare": case.bare(bare, seen), "build": _silent(model.module)}
+    jobs = {"fit": silent(subject.fit), "bare": case.bare(bare, seen), "build": silent(model.module)}
     if case.plainer is not None:
-        jobs["plainer"] = _silent(partial(subject.fit, method=case.plainer))
+        jobs["plainer"] = silent(partial(subject.fit, method=case.plainer))
     timings = interleaved(jobs, repeats=repeats)
     found = ratios(timings, "fit", "bare")
     return {
@@ -202,7 +202,9 @@ def measure(name: str, setting: Setting, *, repeats: int) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _silent(act: Callable[[], object]) -> Job:
+def silent(act: Callable[[], object]) -> Job:
+    """A job that leaves out what `act` returns."""
+
     def job() -> None:
         act()
 

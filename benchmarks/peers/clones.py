@@ -1,0 +1,138 @@
+"""Import modules of a clone that the user has, and leave no trace of them in this process or in the clone."""
+
+import contextlib
+import io
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import CodeType, ModuleType
+
+from torch import nn
+
+from fdgsec.runtime.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clone:
+    """A folder that the user says holds `repository` at `commit`; the commit itself is not checked."""
+
+    option: str
+    repository: str
+    commit: str
+    folder: Path
+
+    def file(self, name: str) -> Path:
+        """The path of one of its files. Raises UsageError where it is missing."""
+        path = self.folder / name
+        if not path.is_file():
+            raise UsageError(
+                f"{self.option} {self.folder} has no {name}; expected a clone of {self.repository} at {self.commit}."
+            )
+        return path
+
+    def attribute(self, owner: object, name: str, *, file: str) -> object:
+        """What a module or an object from `file` calls `name`. Raises UsageError where it has no such thing."""
+        if not hasattr(owner, name):
+            raise UsageError(
+                f"{file} of {self.option} {self.folder} defines no {name}; expected a clone of {self.repository} at "
+                f"{self.commit}."
+            )
+        found: object = getattr(owner, name)
+        return found
+
+    def function(self, owner: object, name: str, *, file: str) -> Callable[..., object]:
+        """The function, method or class called `name`. Raises UsageError where there is none."""
+        found = self.attribute(owner, name, file=file)
+        if not callable(found):
+            raise UsageError(f"{name} in {file} of {self.option} {self.folder} cannot be called: it is {found!r}.")
+        called: Callable[..., object] = found
+        return called
+
+    def network(self, owner: object, name: str, *, file: str) -> nn.Module:
+        """The network called `name`. Raises UsageError where there is none."""
+        found = self.attribute(owner, name, file=file)
+        if not isinstance(found, nn.Module):
+            raise UsageError(f"{name} in {file} of {self.option} {self.folder} is no network of torch: {found!r}.")
+        return found
+
+
+def stub(name: str, **members: object) -> ModuleType:
+    """A module called `name` that has nothing but these members."""
+    module = ModuleType(name)
+    module.__spec__ = ModuleSpec(name, None)
+    for member, value in members.items():
+        setattr(module, member, value)
+    return module
+
+
+@contextmanager
+def isolation(clone: Clone, *, search: Sequence[str], stubs: Mapping[str, ModuleType]) -> Iterator[None]:
+    """Import from the folders `search` of the clone, with `stubs` in place of the modules of these names.
+
+    Modules of this process whose names the clone has too are hidden meanwhile. Afterwards sys.path and sys.modules have
+    what they had before, except for installed packages that the clone imports. No byte code is written. An import that
+    fails is a UsageError."""
+    folders = [clone.folder / name for name in search]
+    entries = [entry for folder in folders if folder.is_dir() for entry in folder.iterdir()]
+    names = {entry.stem for entry in entries if entry.suffix == ".py" or entry.is_dir()} - {"__main__"}
+    names |= {name.partition(".")[0] for name in stubs}
+    path, written = list(sys.path), sys.dont_write_bytecode
+    hidden = taken_out(names)
+    sys.path[:0] = [str(folder) for folder in folders]
+    sys.dont_write_bytecode = True
+    sys.modules.update(stubs)
+    try:
+        yield
+    except ImportError as error:
+        raise UsageError(
+            f"{clone.option} {clone.folder} cannot be imported: {error}. Install what it needs, or check out "
+            f"{clone.repository} at {clone.commit}."
+        ) from error
+    finally:
+        sys.path[:], sys.dont_write_bytecode = path, written
+        taken_out(names)
+        sys.modules.update(hidden)
+
+
+def taken_out(names: set[str]) -> dict[str, ModuleType]:
+    """Remove the modules with these top-level names from sys.modules, and return them."""
+    found = [name for name in sys.modules if name.partition(".")[0] in names]
+    return {name: sys.modules.pop(name) for name in found}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """A file of a clone that does its work at import, compiled once."""
+
+    clone: Clone
+    file: str
+    code: CodeType
+
+    @classmethod
+    def of(cls, clone: Clone, file: str) -> "Script":
+        """Read and compile it. Raises UsageError where it is missing."""
+        path = clone.file(file)
+        return cls(clone=clone, file=file, code=compile(path.read_text(), str(path), "exec"))
+
+    def run(self, *, arguments: Sequence[str], search: Sequence[str], stubs: Mapping[str, ModuleType]) -> ModuleType:
+        """Run it as a module of its own with these command-line `arguments`."""
+        module, given = ModuleType(Path(self.file).stem), sys.argv
+        sys.argv = [self.file, *arguments]
+        try:
+            with isolation(self.clone, search=search, stubs=stubs):
+                exec(self.code, module.__dict__)  # noqa: S102 - the user's own clone
+        finally:
+            sys.argv = given
+        return module
+
+
+@contextmanager
+def working_in(folder: Path) -> Iterator[None]:
+    """Run the authors' code in `folder`, where it may write, without what it prints and without warnings."""
+    with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,256 @@
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from benchmarks.peers import ccst
+from benchmarks.peers.__main__ import REPOSITORIES, main, table
+from benchmarks.peers.clones import Clone, Script, isolation, stub
+from benchmarks.peers.comparison import HEAD, Comparison, Row, line, numbers
+from benchmarks.training_speed import Setting, Timing
+from fdgsec.nn.styles.image_styles import forget_encoders
+from fdgsec.runtime.errors import UsageError
+
+NETWORKS = """
+from fdgsec.nn.networks.adain_codec import vgg_decoder, vgg_encoder
+
+vgg, decoder = vgg_encoder(), vgg_decoder()
+"""
+CLIENT = """
+import torch
+import wandb
+from wilds.common.data_loaders import get_train_loader
+
+import src.adain_net as net
+
+net.vgg.load_state_dict(torch.load("weights/vgg.pth"))
+
+
+class DGClient:
+    def __init__(self, number, device, dataset, bundle, options):
+        self.loader = get_train_loader(
+            "standard", dataset, batch_size=options["batch_size"], uniform_over_groups=None, grouper=bundle.grouper,
+            distinct_groups=False, n_groups_per_batch=options["n_groups_per_batch"], num_workers=32,
+        )
+        self.compute = bundle.loss.compute
+
+    def setup_model(self, body, head):
+        self.model = torch.nn.DataParallel(torch.nn.Sequential(body, head))
+
+    def update_model(self, state):
+        self.model.load_state_dict(state)
+
+    def contrastive_fit(self, metadata):
+        for images, labels, _ in self.loader:
+            self.compute(self.model(images), labels, return_dict=False).mean().backward()
+        wandb.log({"mean": metadata[0].mean().item()})
+        open("written", "w").close()
+        print("done")
+"""
+MODELS = """
+import torch
+
+
+class ResNet(torch.nn.Module):
+    n_outputs = 3
+
+    def __init__(self, shape):
+        super().__init__()
+        self.shift = torch.nn.Parameter(torch.zeros(3))
+
+    def forward(self, images):
+        return images.mean((2, 3)) + self.shift
+
+
+Classifier = torch.nn.Linear
+"""
+FUNCTION = """
+def restyled(content, style):
+    mean, std = style
+    return content * std + mean
+"""
+NET = "from function import restyled\n" + NETWORKS
+STATISTICS = """
+import sys
+
+import torch
+from cjm_util import data_helper
+
+import net
+
+net.vgg.load_state_dict(torch.load("vgg.pth"))
+assert "--target" in sys.argv
+total = 0
+for images, _ in data_helper.get_train_dataloader(None):
+    total += net.vgg(images).sum()
+open("written", "w").close()
+"""
+TRANSFER = """
+import numpy as np
+from cjm_util import data_helper
+from cjm_util.ImageLoader import _dataset_info
+
+from function import restyled
+from net import decoder, vgg
+
+style = np.load("style_stats/pacs/photo_mean_std.npy")
+for _ in data_helper.get_train_dataloader(None):
+    raise RuntimeError("this file is imported without images")
+
+
+def style_transfer(vgg, decoder, content, style, alpha):
+    return decoder(restyled(vgg(content), style))
+"""
+FILES = {
+    "--fisc": {"src/adain_net.py": NETWORKS, "src/client.py": CLIENT, "src/models.py": MODELS},
+    "--ccst": {
+        "style_transfer/AdaIN/function.py": FUNCTION,
+        "style_transfer/AdaIN/mean_std_computation_effcientMem.py": STATISTICS,
+        "style_transfer/AdaIN/CCST_OverallStyleTransfer.py": TRANSFER,
+    },
+    "--adain": {"net.py": NET},
+}
+SETTING = Setting(backbone="tiny", image_size=32, batch=4, steps=2)
+
+
+@pytest.fixture
+def clones(tmp_path: Path) -> Iterator[dict[str, Clone]]:
+    yield {option: written(tmp_path, option) for option in FILES}
+    forget_encoders()
+
+
+def written(folder: Path, option: str) -> Clone:
+    repository, commit = REPOSITORIES[option]
+    root = folder / option.removeprefix("--")
+    for name, text in FILES[option].items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return Clone(option=option, repository=repository, commit=commit, folder=root)
+
+
+def together(option: str) -> tuple[str, ...]:
+    return ("--fisc",) if option == "--fisc" else ("--ccst", "--adain")
+
+
+def listing(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.medium
+def test_every_clone_gives_its_rows_and_is_left_as_it_was(
+    clones: dict[str, Clone], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    path, modules, before = list(sys.path), set(sys.modules), listing(tmp_path)
+
+    rows = table(clones, SETTING, repeats=2)
+
+    assert [row["job"] for row in rows] == ["fisc", "fisc, first round", "ccst-statistics", "ccst-stylization"]
+    assert all(row["images"] == 8 and row["pixels"] == 32 for row in rows)
+    assert capsys.readouterr().out.splitlines() == [*HEAD.splitlines(), *map(line, rows)]
+    assert sys.path == path
+    assert not {name.partition(".")[0] for name in set(sys.modules) - modules} & {"src", "net", "function", "wilds"}
+    assert listing(tmp_path) == before
+
+
+@pytest.mark.medium
+def test_only_rows_of_given_clones_are_measured(clones: dict[str, Clone]):
+    del clones["--fisc"]
+
+    rows = table(clones, SETTING, repeats=1)
+
+    assert [row["job"] for row in rows] == ["ccst-statistics", "ccst-stylization"]
+
+
+def test_a_side_is_the_sum_of_its_jobs_and_quotients_are_those_of_neighboring_runs():
+    seconds = {"peer": [6.0, 8.0, 9.0], "ours": [1.0, 2.0, 2.0], "more": [1.0, 2.0, 1.0], "least": [1.0, 1.0, 2.0]}
+    timings = {name: Timing(processor=values, wall=values) for name, values in seconds.items()}
+    row = Row(name="job", peer=["peer"], ours=["ours", "more"], bare=["ours"], limit=["least"], limit_format="float32")
+    comparison = Comparison(network="tiny", pixels=8, images=4, jobs={}, rows=[row])
+
+    found = numbers(comparison, row, timings)
+
+    assert found["processor_seconds"] == {
+        "peer": {"median": 8.0, "least": 6.0, "most": 9.0}, "ours": {"median": 3.0, "least": 2.0, "most": 4.0},
+        "bare": {"median": 2.0, "least": 1.0, "most": 2.0}, "limit": {"median": 1.0, "least": 1.0, "most": 2.0},
+    }  # fmt: skip
+    assert found["quotients"] == {
+        "peer/ours": {"median": 3.0, "least": 2.0, "most": 3.0},
+        "peer/limit": {"median": 6.0, "least": 4.5, "most": 8.0},
+        "ours/bare": {"median": 2.0, "least": 1.5, "most": 2.0},
+    }
+    assert line(found) == (
+        "| job | tiny | 8 | 4 | 8.00 [6.00, 9.00] | 3.00 [2.00, 4.00] | 2.00 [1.00, 2.00] | 1.00 [1.00, 2.00] | "
+        "3.00 [2.00, 3.00] | 6.00 [4.50, 8.00] | 2.00 [1.50, 2.00] | float32 |"
+    )
+
+
+@pytest.mark.parametrize(("option", "file"), [(option, file) for option, files in FILES.items() for file in files])
+def test_a_missing_file_is_named_with_the_repository(clones: dict[str, Clone], tmp_path: Path, option: str, file: str):
+    (clones[option].folder / file).unlink()
+
+    with pytest.raises(UsageError, match=f"has no {file}; expected a clone of {REPOSITORIES[option][0]} at"):
+        table({each: clones[each] for each in together(option)}, SETTING, repeats=1)
+
+
+@pytest.mark.parametrize(
+    ("option", "file", "name"),
+    [
+        ("--fisc", "src/client.py", "DGClient"),
+        ("--fisc", "src/client.py", "DGClient.contrastive_fit"),
+        ("--fisc", "src/models.py", "Classifier"),
+        ("--fisc", "src/adain_net.py", "decoder"),
+        ("--ccst", "style_transfer/AdaIN/CCST_OverallStyleTransfer.py", "style_transfer"),
+        ("--adain", "net.py", "vgg"),
+    ],
+)
+def test_a_missing_name_is_named_with_its_file(clones: dict[str, Clone], option: str, file: str, name: str):
+    path = clones[option].folder / file
+    path.write_text(f"{path.read_text()}\ndel {name}\n")
+
+    with pytest.raises(UsageError, match=f"^{file} of {option} .* defines no {name.split('.')[-1]}; expected a clone"):
+        table({each: clones[each] for each in together(option)}, SETTING, repeats=1)
+
+
+def test_an_import_that_fails_says_what_is_missing_and_leaves_nothing(clones: dict[str, Clone]):
+    clone = clones["--adain"]
+    (clone.folder / "broken.py").write_text("import net_of_nobody")
+    path, modules = list(sys.path), set(sys.modules)
+
+    with pytest.raises(UsageError, match=r"--adain .* cannot be imported: No module named 'net_of_nobody'"):
+        Script.of(clone, "broken.py").run(arguments=[], search=["."], stubs={})
+
+    assert sys.path == path
+    assert set(sys.modules) == modules
+
+
+def test_a_module_of_the_same_name_is_hidden_meanwhile_and_then_back(clones: dict[str, Clone]):
+    own = ModuleType("function")
+    sys.modules["function"] = own
+    try:
+        with isolation(clones["--ccst"], search=[ccst.FOLDER], stubs={"net": stub("net", value=1)}):
+            assert sys.modules.get("function") is not own
+            assert sys.modules["net"].value == 1
+        assert sys.modules["function"] is own
+        assert "net" not in sys.modules
+    finally:
+        del sys.modules["function"]
+
+
+def test_without_a_path_the_command_says_what_to_clone(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as stopped:
+        main([])
+
+    said = capsys.readouterr().err
+    assert stopped.value.code == 2
+    assert all(f"{option}: {name} at {commit}" in said for option, (name, commit) in REPOSITORIES.items())
+
+
+def test_ccst_is_refused_without_its_networks(clones: dict[str, Clone], capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as stopped:
+        main(["--ccst", str(clones["--ccst"].folder)])
+
+    assert stopped.value.code == 2
+    assert "--ccst and --adain go together" in capsys.readouterr().err
