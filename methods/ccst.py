@@ -238,7 +238,10 @@ class CCST(FedAvg):
     def generate(self, pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
         """G of eq. (5): encode, AdaIN to the style, decode; uint8 (n, 3, H, W) in and out."""
         content = as_float(resized(pixels, self.style_size))
-        return self._stored(style_transfer(encoder_named(self.encoder), content, mean, std, eps=self.eps), pixels)
+        made = style_transfer(
+            encoder_named(self.encoder), content, mean, std, eps=self.eps, precision=self.plan.precision
+        )
+        return self._stored(made, pixels)
 
     def exchange(self, pixels: Tensor, others: Tensor) -> Tensor:
         """Appendix E: the amplitudes `others` in place of the images' own at low frequencies; uint8 in and out."""

@@ -383,8 +383,9 @@ class FISC(FedAvg):
         encoder = encoder_named(self.encoder.removesuffix("-pre-relu"))
         content = self._encoder_input(as_float(resized(pixels, self.style_size)))
         drawn = style_transfer(
-            encoder, content, style.mean, style.std, eps=self.eps, alpha=self.alpha, clamp=self.clamp
-        )
+            encoder, content, style.mean, style.std, eps=self.eps, alpha=self.alpha, clamp=self.clamp,
+            precision=self.plan.precision,
+        )  # fmt: skip
         if self._uses_loader:
             normal = Normalization()
             drawn = drawn * normal.std + normal.mean

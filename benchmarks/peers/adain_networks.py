@@ -18,8 +18,8 @@ from fdgsec.nn.styles.image_styles import register_encoder
 from fdgsec.nn.training.precision import Precision
 from fdgsec.runtime.random_streams import stream
 
-FDGSEC_FORMAT = Precision(dtype="float32", channels_last=True)
-"""The format in which fdgsec's encoders run."""
+STATISTICS_FORMAT = Precision(dtype="float32", channels_last=True)
+"""The format of fdgsec's statistics on every processor; that of its pictures is the table's."""
 
 
 class RandomVgg(AdaInVgg):

@@ -35,15 +35,15 @@ from torchvision import models
 
 from benchmarks.method_speed import silent, subject_of
 from benchmarks.passes import Bare, views
-from benchmarks.peers.adain_networks import FDGSEC_FORMAT, Pair, passes, probe
+from benchmarks.peers.adain_networks import Pair, passes, probe
 from benchmarks.peers.clones import Clone, isolation, stub, working_in
 from benchmarks.peers.comparison import Comparison, Row
 from benchmarks.peers.formats import FORMATS, PART, fastest
-from benchmarks.training_speed import CLASSES, Job, Setting, images_of
+from benchmarks.training_speed import CLASSES, CPU, Job, Setting, images_of
 from fdgsec.data.domains import as_float
 from fdgsec.methods.fisc import AT_ONCE, FISC
 from fdgsec.nn.networks.classifiers import Normalization
-from fdgsec.nn.training.precision import Precision
+from fdgsec.nn.training.precision import STYLIZATION, Precision, precision_of
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream
 
@@ -200,7 +200,8 @@ def compared(clone: Clone, setting: Setting, *, scratch: Path) -> Comparison:
         network=setting.backbone, pixels=setting.image_size, images=setting.batch * setting.steps,
         jobs={
             "peer": theirs, "later": silent(subject.fit), "first": silent(first.fit),
-            "bare": training(None, steps=setting.steps), "bare transfer": transfer(precision=FDGSEC_FORMAT),
+            "bare": training(None, steps=setting.steps),
+            "bare transfer": transfer(precision=precision_of(CPU, STYLIZATION)),
             "limit": training(FORMATS[best[0]], steps=setting.steps),
             "limit transfer": transfer(precision=FORMATS[best[1]]),
         },

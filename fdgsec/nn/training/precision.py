@@ -14,10 +14,14 @@ import torch
 from fdgsec.runtime.errors import UsageError
 
 Dtype = Literal["float32", "bfloat16"]
+WantedPrecision = Literal["table", "float32", "bfloat16"]
+"""The format that a training plan asks for: that of the table, or one on every processor."""
 Processor = Literal["cpu", "cpu-amd-bf16", "cuda"]
 """Kinds of processors whose fastest format differs; `cpu` is every one without a row of its own."""
 
 VARIABLE = "FDGSEC_PRECISION"
+STYLIZATION = "stylization"
+"""The row of VGG's encoders and decoders where they make training images."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +48,8 @@ _BRAIN_FORWARD = Precision(dtype="float32", channels_last=True, frozen="bfloat16
 # AVX512_BF16: convolutions in bfloat16 are 1.5 to 2 times as fast as in float32 on AMD's, and slower on Intel's without
 # AMX. The depthwise ones of MobileNetV3 are slower on both, and so are training steps of EfficientNet-Lite0 on AMD's,
 # where its forward pass alone is 2.7 times as fast. `tiny` stays in float32 on every CPU: it is for tests, which
-# compare digits. `mini`, as a loss and in style matching,
-# and style generators, whose few channels gain nothing from bfloat16, were measured on AMD's processor alone.
+# compare digits. `mini`, as a loss and in style matching, style generators, whose few channels gain nothing from
+# bfloat16, and stylization by VGG were measured on AMD's processor alone.
 PRECISION: Mapping[tuple[Processor, str], Precision] = {
     ("cpu", "resnet18"): _FLOAT,
     ("cpu", "resnet50"): _FLOAT,
@@ -56,6 +60,7 @@ PRECISION: Mapping[tuple[Processor, str], Precision] = {
     ("cpu", "tiny"): _FLOAT,
     ("cpu", "mini"): _FLOAT,
     ("cpu", "style-generator"): _FLOAT,
+    ("cpu", STYLIZATION): _FLOAT,
     ("cpu-amd-bf16", "resnet18"): _BRAIN,
     ("cpu-amd-bf16", "resnet50"): _BRAIN,
     ("cpu-amd-bf16", "densenet121"): _BRAIN,
@@ -65,6 +70,7 @@ PRECISION: Mapping[tuple[Processor, str], Precision] = {
     ("cpu-amd-bf16", "tiny"): _FLOAT,
     ("cpu-amd-bf16", "mini"): _BRAIN,
     ("cpu-amd-bf16", "style-generator"): _FLOAT,
+    ("cpu-amd-bf16", STYLIZATION): _BRAIN,
     ("cuda", "style-generator"): _FLOAT,
     ("cuda", "*"): _BRAIN,
 }
@@ -102,9 +108,7 @@ def processor_of(device: torch.device) -> Processor:
     return "cpu-amd-bf16" if amd and known.get("avx512_bf16") else "cpu"
 
 
-def precision_of(
-    device: torch.device, backbone: str, *, wanted: Literal["table", "float32", "bfloat16"] = "table"
-) -> Precision:
+def precision_of(device: torch.device, backbone: str, *, wanted: WantedPrecision = "table") -> Precision:
     """Look up the table; other networks and processors use float32, contiguous.
 
     `wanted` is a training plan's own format: the papers trained in float32, and so do their presets and protocols on

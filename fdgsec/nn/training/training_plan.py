@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from fdgsec.nn.training.precision import WantedPrecision
 from fdgsec.runtime.errors import UsageError
 
 
@@ -40,7 +41,7 @@ class TrainingPlan:
     clip_norm: float | None = None
     freeze_norm: bool = False
     frozen: Literal["none", "stem", "stage1", "stage2", "stage3", "stage4"] = "none"
-    precision: Literal["table", "float32", "bfloat16"] = "table"
+    precision: WantedPrecision = "table"
 
     def __post_init__(self) -> None:
         counts = (self.epochs, self.batch_size, self.decay_every, 1 if self.steps is None else self.steps)
