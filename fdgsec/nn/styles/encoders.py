@@ -60,8 +60,7 @@ class StyleEncoder(nn.Module, ABC):
     `channels` is C (a style has 2C numbers), `stride` the pixels per feature cell, `fingerprint` the SHA-256 of all
     weights in use, and of the code of an encoder from elsewhere: the cache key. `reentrant` says that several threads
     may encode at once, and `rounds_pictures` that bfloat16 moves what it draws by less than a gray level (root mean
-    square) and takes half the time where a processor has it. Differentiable in its inputs; no parameter requires a
-    gradient."""
+    square, `python -m benchmarks.rounded_pictures`). Differentiable in its inputs; no parameter requires a gradient."""
 
     reentrant = False
     rounds_pictures = False
