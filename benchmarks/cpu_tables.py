@@ -3,7 +3,7 @@
     fdgsec bench --ablation cpu-private-styles --dataset pacs --methods fedavg,ccst,private-8 --seeds 3 \
         --set method.plan.learning_rate=3e-4 --workers 2 --out benchmarks/results/cpu-private-styles
     fdgsec bench --protocol cpu --dataset pacs --seeds 1 --set method.plan.learning_rate=3e-4 --workers 2 \
-        --methods fedavg,fedavg-equal,fedprox,feddg-ga,mixstyle,ccst,stablefdg,fisc,fedccrl,centralized \
+        --methods fedavg,fedavg-equal,fedprox,feddg-ga,mixstyle,ccst,stablefdg,fisc,fedalign,fedccrl,centralized \
         --out benchmarks/results/cpu-one-rate
     fdgsec bench --ablation cpu-dp-head --dataset pacs --seeds 3 --out benchmarks/results/cpu-dp-head
     python -m benchmarks.cpu_tables
@@ -66,7 +66,8 @@ ONE_RATE = Shown(
     name="one learning rate", folder="cpu-one-rate",
     words={
         "fedavg": "FedAvg", "fedavg-equal": "FedAvg, every client alike", "fedprox": "FedProx", "feddg-ga": "FedDG-GA",
-        "mixstyle": "MixStyle", "ccst": "CCST", "stablefdg": "StableFDG", "fisc": "FISC", "fedccrl": "FedCCRL",
+        "mixstyle": "MixStyle", "ccst": "CCST", "stablefdg": "StableFDG", "fisc": "FISC", "fedalign": "FedAlign",
+        "fedccrl": "FedCCRL",
         "centralized": "one party with all images",
     },
 )  # fmt: skip

@@ -19,7 +19,6 @@ from fdgsec.nn.training.precision import WantedPrecision
 from fdgsec.runtime.errors import FdgsecError
 from fdgsec.runtime.random_streams import stream
 
-
 FORMATS: tuple[WantedPrecision, ...] = ("float32", "bfloat16")
 
 
