@@ -37,8 +37,8 @@ UNSET := tests/end_to_end/test_threads.py
 test: $(VENV)/installed
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not (medium or slow)"
 
-# two workers more than cores, because Flower's processes wait for each other for seconds in every step
-WAITING := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
+# one worker more than cores, because Flower's processes wait for each other for seconds in every step
+WAITING := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
 # tests of a second or more but for those that say nothing where the number of threads is set: CI runs all three
 slow: $(VENV)/installed

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 
 from torch import nn
 
@@ -106,25 +107,27 @@ def taken_out(names: set[str]) -> dict[str, ModuleType]:
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """A file of a clone that does its work at import, compiled once."""
+    """A file of a clone that does its work at import."""
 
     clone: Clone
     file: str
-    code: CodeType
+    path: Path
 
     @classmethod
     def of(cls, clone: Clone, file: str) -> "Script":
-        """Read and compile it. Raises UsageError where it is missing."""
-        path = clone.file(file)
-        return cls(clone=clone, file=file, code=compile(path.read_text(), str(path), "exec"))
+        """Find it. Raises UsageError where it is missing."""
+        return cls(clone=clone, file=file, path=clone.file(file))
 
     def run(self, *, arguments: Sequence[str], search: Sequence[str], stubs: Mapping[str, ModuleType]) -> ModuleType:
-        """Run it as a module of its own with these command-line `arguments`."""
-        module, given = ModuleType(Path(self.file).stem), sys.argv
+        """Import it as a module of its own with these command-line `arguments`."""
+        spec = spec_from_file_location(self.path.stem, self.path)
+        assert spec is not None  # its name ends in .py
+        assert spec.loader is not None
+        module, given = module_from_spec(spec), sys.argv
         sys.argv = [self.file, *arguments]
         try:
             with isolation(self.clone, search=search, stubs=stubs):
-                exec(self.code, module.__dict__)  # noqa: S102 - the user's own clone
+                spec.loader.exec_module(module)
         finally:
             sys.argv = given
         return module
