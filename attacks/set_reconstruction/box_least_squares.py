@@ -94,10 +94,10 @@ def least_value(matrix: Array, target: Array, weights: Array, *, ridge: float = 
     is positive, is the least y (matrix w - target) over the box: far from the minimum y is too long, and this tells
     earlier that no w comes near the target. The closer weights are to the minimum, the tighter are both."""
     off, pull = matrix @ weights - target, weights - toward
-    toward_target = matrix.T @ off
-    slope, square = toward_target + ridge * pull, float(off @ off)
+    gradient = matrix.T @ off
+    slope, square = gradient + ridge * pull, float(off @ off)
     tangent = 0.5 * (square + float(ridge * pull @ pull)) + float(np.where(slope > 0, -weights, 1 - weights) @ slope)
-    apart = float(np.minimum(toward_target, 0.0).sum() - off @ target)
+    apart = float(np.minimum(gradient, 0.0).sum() - off @ target)
     return max(tangent, apart**2 / (2 * square)) if apart > 0 else tangent
 
 
