@@ -1,7 +1,7 @@
 """What bfloat16 changes in stylized pictures, and the time it takes: `python -m benchmarks.rounded_pictures`.
 
-Of each encoder that rounds pictures and whose weights are stored: images of PACS in the style of the next domain's, in
-float32 and in bfloat16, in turn on one thread. In gray levels of 256, before pictures are rounded to 8 bits."""
+Of each encoder that may draw in bfloat16 and whose weights are stored: images of PACS in the style of the next
+domain's, in both formats in turn on one thread. In gray levels of 256, before pictures are rounded to 8 bits."""
 
 import argparse
 import statistics
@@ -68,7 +68,7 @@ def main() -> None:
             encoder = load_encoder(name)
         except FdgsecError:  # its weights are not stored
             continue
-        if encoder.rounds_pictures and encoder.has_decoder:
+        if encoder.draws_in_bfloat16 and encoder.has_decoder:
             print(compared(encoder, domains, repeats=given.repeats), flush=True)
 
 

@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from fdgsec.nn.styles.channel_statistics import style_of
 from fdgsec.nn.styles.encoders import SMALLEST_SIDE, StyleEncoder
-from fdgsec.nn.training.precision import Precision, autocast, precision_of
+from fdgsec.nn.training.precision import FLOAT, Precision, autocast, precision_of
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.progress import tracked
 from fdgsec.runtime.random_streams import child
@@ -33,7 +33,6 @@ FLATTEST = 1e-3  # smooths the square root at 0, for image gradients below this,
 BLACKEST = 0.02  # starts are clamped away from 0 and 1, whose logits are infinite
 LEAST_RATE = 0.05  # learning rate of the last step, as a share of the first step's
 ROUGH = 0.75  # share of the steps whose gradients are in the table's format
-FLOAT = Precision(dtype="float32", channels_last=True)
 FLOOR = 0.1  # share of the mean spread that is added to each, so that near-constant channels do not dominate
 
 

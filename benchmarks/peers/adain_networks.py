@@ -18,9 +18,6 @@ from fdgsec.nn.styles.image_styles import register_encoder
 from fdgsec.nn.training.precision import Precision
 from fdgsec.runtime.random_streams import stream
 
-STATISTICS_FORMAT = Precision(dtype="float32", channels_last=True)
-"""The format of fdgsec's statistics on every processor; that of its pictures is the table's."""
-
 
 class RandomVgg(AdaInVgg):
     """fdgsec's VGG-19 and decoder under a name of their own, because published weights have the usual one."""
@@ -43,7 +40,7 @@ class Pair:
         draw_weights(decoder, stream(0, "world", "weights", "decoder"))
         return cls(vgg=vgg, decoder=decoder)
 
-    def load(self, path: str) -> Mapping[str, Tensor]:
+    def load(self, path: str, **_options: object) -> Mapping[str, Tensor]:
         """What the authors' code gets in place of the weights in a file: those that it has."""
         network = self.decoder if "decoder" in Path(path).name else self.vgg
         return network.state_dict()

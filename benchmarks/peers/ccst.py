@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.method_speed import silent
-from benchmarks.peers.adain_networks import STATISTICS_FORMAT, Pair, passes, probe
+from benchmarks.peers.adain_networks import Pair, passes, probe
 from benchmarks.peers.clones import Clone, Script, isolation, stub, working_in
 from benchmarks.peers.comparison import Comparison, Row
 from benchmarks.peers.formats import FORMATS, fastest
@@ -40,7 +40,7 @@ from benchmarks.training_speed import CPU, Job, Setting, images_of
 from fdgsec.data.domains import as_float
 from fdgsec.methods.ccst import CCST
 from fdgsec.nn.styles.encoders import block_of, image_moments
-from fdgsec.nn.training.precision import STYLIZATION, precision_of
+from fdgsec.nn.training.precision import FLOAT, STYLIZATION, precision_of
 
 OPTION, REPOSITORY, COMMIT = "--ccst", "JeremyCJM/CCST", "112f35c3f75951916663115bb2528eb29b47b495"
 ADAIN_OPTION, ADAIN_REPOSITORY = "--adain", "naoto0804/pytorch-AdaIN"
@@ -146,7 +146,7 @@ def compared(clone: Clone, adain: Clone, setting: Setting, *, scratch: Path) -> 
         network="VGG-19", pixels=setting.image_size, images=len(pixels),
         jobs={
             "their statistics": peer.statistics(batches, scratch), "our statistics": statistics,
-            "bare statistics": encoding(precision=STATISTICS_FORMAT),
+            "bare statistics": encoding(precision=FLOAT),
             "fastest statistics": encoding(precision=FORMATS[best[0]]),
             "their pictures": peer.stylization(batches, style, scratch), "our pictures": stylization,
             "bare pictures": drawing(precision=precision_of(CPU, STYLIZATION)),

@@ -57,8 +57,10 @@ class Runs:
                             self.failed.append(f"{name(task)}: {message_line(str(found.error))}")
                         yield task, found
                     self.ended += 1
-        except FdgsecError as later:  # a process was killed
-            raise first or later from later
+        except FdgsecError as killed:  # a process was
+            if first is None:
+                raise
+            raise first from killed
         if first is not None:
             raise first
 

@@ -14,9 +14,8 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn import functional as F
 
-from fdgsec.nn.training.precision import Precision, autocast
+from fdgsec.nn.training.precision import FLOAT, Precision, autocast
 
-FLOAT = Precision(dtype="float32", channels_last=True)
 PSNR_CEILING = 100.0  # dB, at an MSE of 1e-10: the value for identical images, instead of infinity
 SSIM_WINDOW, SSIM_SIGMA = 11, 1.5
 SSIM_C1, SSIM_C2 = 0.01**2, 0.03**2

@@ -70,7 +70,8 @@ def computed(
 
     Processes share out this one's threads; `work` and its tasks travel to them, so `work` is a function of a module or
     a `partial` of one. After a failure nothing new is begun; what was under way is yielded, then the error is raised.
-    After a result that is `last` nothing new is begun either, and none while nobody asks for the next one.
+    After a result that is `last` nothing new is begun either. While nobody asks for the next result, those `workers`
+    tasks go on that are under way, and no others.
     Processes end with this one, however it ends, and at once where it is interrupted. Raises UsageError where a process
     is killed."""
     if workers == 1:
@@ -124,7 +125,9 @@ def _portably(work: Callable[[Task], Result], task: Task) -> Result:
     try:
         return work(task)
     except Exception as error:
-        raise portable(error, RuntimeError) from error
+        if (told := portable(error, RuntimeError)) is error:
+            raise
+        raise told from error
 
 
 def _in_turn(

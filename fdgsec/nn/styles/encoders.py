@@ -59,11 +59,12 @@ class StyleEncoder(nn.Module, ABC):
 
     `channels` is C (a style has 2C numbers), `stride` the pixels per feature cell, `fingerprint` the SHA-256 of all
     weights in use, and of the code of an encoder from elsewhere: the cache key. `reentrant` says that several threads
-    may encode at once, and `rounds_pictures` that bfloat16 moves what it draws by less than a gray level (root mean
-    square, `python -m benchmarks.rounded_pictures`). Differentiable in its inputs; no parameter requires a gradient."""
+    may encode at once, and `draws_in_bfloat16` that this moves stylized pictures by less than a gray level (root
+    mean square, `python -m benchmarks.rounded_pictures`). Differentiable in its inputs; no parameter requires a
+    gradient."""
 
     reentrant = False
-    rounds_pictures = False
+    draws_in_bfloat16 = False
     name: str
     channels: int
     stride: int
@@ -181,7 +182,7 @@ class MiniStyle(StyleEncoder):
 class AdaInVgg(StyleEncoder):
     """VGG-19 to ReLU 4_1 with the AdaIN decoder (Huang & Belongie 2017), under the published module numbers."""
 
-    reentrant = rounds_pictures = True
+    reentrant = draws_in_bfloat16 = True
     name, channels, stride, has_decoder = "vgg19", 512, 8, True
 
     def __init__(self, encoder: Mapping[str, Tensor], decoder: Mapping[str, Tensor]) -> None:
@@ -221,7 +222,7 @@ class Vgg16Hed(StyleEncoder):
     Not VGG-19, and not AdaIN's normalized weights. Borders are reflected as in AdaIN's encoder; its own training padded
     them with zeros. docs/encoders.md says how the decoder was trained, and how good it is."""
 
-    reentrant = rounds_pictures = True
+    reentrant = draws_in_bfloat16 = True
     name, channels, stride, has_decoder = "vgg16-hed", 512, 8, True
 
     def __init__(self, encoder: Mapping[str, Tensor], decoder: Mapping[str, Tensor]) -> None:

@@ -18,7 +18,7 @@ from torch.nn.functional import interpolate
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.nn.styles.channel_statistics import EPS, Moments, adain
 from fdgsec.nn.styles.encoders import BLOCK, StyleEncoder, code_sha256, image_moments, load_encoder
-from fdgsec.nn.training.precision import STYLIZATION, Precision, WantedPrecision, autocast, precision_of
+from fdgsec.nn.training.precision import FLOAT, STYLIZATION, Precision, WantedPrecision, autocast, precision_of
 from fdgsec.runtime.cache_files import cache_root
 from fdgsec.runtime.checked_files import recalled, remember
 from fdgsec.runtime.errors import DataError
@@ -28,7 +28,6 @@ from fdgsec.runtime.threads import side_by_side
 
 Progress = Callable[[int, int], None]
 CHUNK = 128  # images copied from the (possibly memory-mapped) store at a time
-FLOAT = Precision(dtype="float32", channels_last=True)
 MOST_AT_ONCE = 4  # blocks encoded at once: a VGG's maps of one block at 224 px are half a gigabyte
 
 
@@ -197,7 +196,7 @@ def style_transfer(
 
     `images` are float32 (N, 3, H, W), the result too; `mean` and `std` are (C,) or (N, C). The decoder gets
     `alpha` parts of the restyled features and 1 - `alpha` of the content's own; its output is clamped to [0, 1] unless
-    `clamp` is off. `precision` is that of a training plan, for the networks of encoders that round pictures; AdaIN
+    `clamp` is off. `precision` is that of a training plan, for the networks of encoders that draw in bfloat16; AdaIN
     itself is computed in float32."""
     with autocast(images.device, _precision_of_pictures(encoder, precision)):
         content = encoder.encode(images)
@@ -211,7 +210,7 @@ def style_transfer(
 
 def _precision_of_pictures(encoder: StyleEncoder, wanted: WantedPrecision) -> Precision:
     """That of the table or of the plan; float32 for encoders of which nobody has looked what another one changes."""
-    return precision_of(encoder.device, STYLIZATION, wanted=wanted) if encoder.rounds_pictures else FLOAT
+    return precision_of(encoder.device, STYLIZATION, wanted=wanted) if encoder.draws_in_bfloat16 else FLOAT
 
 
 def pictures(images: Tensor, *, size: int | None) -> Tensor:

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from fdgsec.data.domains import as_float
 from fdgsec.nn.networks.classifiers import PARTS, Classifier, Norm, build_classifier
 from fdgsec.nn.training.batches import TrainingSet
-from fdgsec.nn.training.precision import Precision
+from fdgsec.nn.training.precision import FLOAT, Precision
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.cache_files import cache_root
 from fdgsec.runtime.checked_files import recalled, remember
@@ -43,7 +43,6 @@ _KEPT: OrderedDict[str, Tensor] = OrderedDict()  # memo: key of a file -> output
 _KEEPING = threading.Lock()
 _COMPUTING = ("forward", "features", "maps")
 """What computes outputs; on an object, in place of its class's."""
-_FLOAT = Precision(dtype="float32", channels_last=True)
 
 Structure = tuple[tuple[str, type[nn.Module], str], ...]
 
@@ -82,7 +81,7 @@ def can_take_outputs(model: Classifier, last: str, images: Tensor) -> bool:
     whose outputs take no more memory than the pixels."""
     if last == "none" or not len(images) or images.dtype != torch.uint8 or not _is_as_built(model):
         return False
-    output = _through_parts(model, images[:1], last, _FLOAT)[0]
+    output = _through_parts(model, images[:1], last, FLOAT)[0]
     return output.shape != images.shape[1:] and output.numel() * output.element_size() <= images[0].numel()
 
 

@@ -40,7 +40,8 @@ class Precision:
         return torch.channels_last if self.channels_last else torch.contiguous_format
 
 
-_FLOAT = Precision(dtype="float32", channels_last=True)
+FLOAT = Precision(dtype="float32", channels_last=True)
+"""That of what is released or compared, and of networks of which nobody has looked what another one changes."""
 _BRAIN = Precision(dtype="bfloat16", channels_last=True, frozen="bfloat16")
 _BRAIN_FORWARD = Precision(dtype="float32", channels_last=True, frozen="bfloat16")
 
@@ -51,27 +52,27 @@ _BRAIN_FORWARD = Precision(dtype="float32", channels_last=True, frozen="bfloat16
 # compare digits. `mini`, as a loss and in style matching, style generators, whose few channels gain nothing from
 # bfloat16, and stylization by VGG were measured on AMD's processor alone.
 PRECISION: Mapping[tuple[Processor, str], Precision] = {
-    ("cpu", "resnet18"): _FLOAT,
-    ("cpu", "resnet50"): _FLOAT,
-    ("cpu", "densenet121"): _FLOAT,
-    ("cpu", "mobilenet_v3_large"): _FLOAT,
-    ("cpu", "efficientnet_lite0"): _FLOAT,
-    ("cpu", "squeezenet1_0"): _FLOAT,
-    ("cpu", "tiny"): _FLOAT,
-    ("cpu", "mini"): _FLOAT,
-    ("cpu", "style-generator"): _FLOAT,
-    ("cpu", STYLIZATION): _FLOAT,
+    ("cpu", "resnet18"): FLOAT,
+    ("cpu", "resnet50"): FLOAT,
+    ("cpu", "densenet121"): FLOAT,
+    ("cpu", "mobilenet_v3_large"): FLOAT,
+    ("cpu", "efficientnet_lite0"): FLOAT,
+    ("cpu", "squeezenet1_0"): FLOAT,
+    ("cpu", "tiny"): FLOAT,
+    ("cpu", "mini"): FLOAT,
+    ("cpu", "style-generator"): FLOAT,
+    ("cpu", STYLIZATION): FLOAT,
     ("cpu-amd-bf16", "resnet18"): _BRAIN,
     ("cpu-amd-bf16", "resnet50"): _BRAIN,
     ("cpu-amd-bf16", "densenet121"): _BRAIN,
-    ("cpu-amd-bf16", "mobilenet_v3_large"): _FLOAT,
+    ("cpu-amd-bf16", "mobilenet_v3_large"): FLOAT,
     ("cpu-amd-bf16", "efficientnet_lite0"): _BRAIN_FORWARD,
     ("cpu-amd-bf16", "squeezenet1_0"): _BRAIN,
-    ("cpu-amd-bf16", "tiny"): _FLOAT,
+    ("cpu-amd-bf16", "tiny"): FLOAT,
     ("cpu-amd-bf16", "mini"): _BRAIN,
-    ("cpu-amd-bf16", "style-generator"): _FLOAT,
+    ("cpu-amd-bf16", "style-generator"): FLOAT,
     ("cpu-amd-bf16", STYLIZATION): _BRAIN,
-    ("cuda", "style-generator"): _FLOAT,
+    ("cuda", "style-generator"): FLOAT,
     ("cuda", "*"): _BRAIN,
 }
 

@@ -195,8 +195,8 @@ def membership_test(group: Group, rng: torch.Generator, permutations: int) -> Nu
 
 
 def _sums_apart(beaten: Sequence[Tensor]) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """What sums labels (R, U) over each client's images, which are nobody else's: what members beat, and ones, (R,
-    clients) each."""
+    """A function that takes labels (R, U) and gives two sums over each client's members, (R, clients): of `beaten`, and
+    of ones. No client has an image of another one, and theirs follow each other."""
     together = [torch.stack([place, torch.ones_like(place)], 1) for place in beaten]
     sizes = [len(place) for place in beaten]
 
@@ -211,7 +211,7 @@ def _sums_apart(beaten: Sequence[Tensor]) -> Callable[[Tensor], tuple[Tensor, Te
 def _sums_of_shared(
     beaten: Sequence[Tensor], images: Sequence[Tensor], count: int
 ) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """The same where clients were asked about `images` (G,) of `count` that they share."""
+    """The same function where clients share `count` images, of which they were asked about `images` (G,)."""
     placed, ones = (torch.zeros(count, len(beaten), dtype=torch.float64) for _ in range(2))
     for client, (place, where) in enumerate(zip(beaten, images, strict=True)):
         placed[:, client].index_add_(0, where, place)

@@ -25,7 +25,7 @@ from wilds.common.data_loaders import get_train_loader
 
 import src.adain_net as net
 
-net.vgg.load_state_dict(torch.load("weights/vgg.pth"))
+net.vgg.load_state_dict(torch.load("weights/vgg.pth", weights_only=True))
 
 
 class DGClient:
@@ -80,7 +80,7 @@ from cjm_util import data_helper
 
 import net
 
-net.vgg.load_state_dict(torch.load("vgg.pth"))
+net.vgg.load_state_dict(torch.load("vgg.pth", weights_only=True))
 assert "--target" in sys.argv
 total = 0
 for images, _ in data_helper.get_train_dataloader(None):

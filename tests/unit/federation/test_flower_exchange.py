@@ -31,6 +31,7 @@ class Slow:
     too_large: bool = False
     pushing: float = 0.0
     failing: str = ""
+    answering: int | None = None
     now: float = 0.0
     looks: list[float] = field(default_factory=list)
     sent: dict[str, Message] = field(default_factory=dict)
@@ -50,13 +51,21 @@ class Slow:
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         self.looks.append(self.now)
-        ready = [each for each in message_ids if (when := self.after[int(each)]) is not None and when <= self.now]
+        ready = [
+            each
+            for each in message_ids
+            if each in self.sent and (when := self.after[int(each)]) is not None and when <= self.now
+        ]
         return [self.reply(self.sent.pop(each)) for each in ready]
 
     def reply(self, message: Message) -> Message:
-        """An answer of the message's node, or where it is `failing` an error of Flower's, which comes from no node."""
+        """An answer of the message's node, or of the one that is `answering` for it; where it is `failing` an error of
+        Flower's, which comes from no node."""
         if not self.failing:
-            return Message(content=RecordDict(), reply_to=message)
+            made = Message(content=RecordDict(), reply_to=message)
+            if self.answering is not None:
+                made.metadata.__dict__["_src_node_id"] = self.answering
+            return made
         error = Message(Error(code=3, reason=self.failing), reply_to=message)
         error.metadata.__dict__["_src_node_id"] = SUPERLINK
         return error
@@ -129,3 +138,9 @@ def test_an_error_of_flower_s_is_told_as_that_of_the_node_that_was_asked(monkeyp
         answers.of(1)
     with pytest.raises(WireFormatError, match=r"^no answer within 1 s$"):
         answers.of(0)
+
+
+def test_no_node_answers_for_another_one(monkeypatch: pytest.MonkeyPatch):
+    grid = Slow(after=(0.2, 0.2), answering=1)
+
+    assert answered(grid, monkeypatch, timeout=1.0) == {1}

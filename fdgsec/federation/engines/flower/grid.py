@@ -133,7 +133,7 @@ class Answers:
 
 
 def exchange(grid: Grid, messages: Sequence[Message], *, timeout: float) -> Answers:
-    """Send messages, one a node at most, and give the answers that came in time; it runs from when all are sent.
+    """Send messages, one a node at most, and give the answers that came within `timeout` seconds after all were sent.
 
     Flower's `send_and_receive` looks for answers every 3 seconds. This looks after times that grow with what it has
     waited, so that short steps wait little and long ones ask little."""
@@ -144,8 +144,9 @@ def exchange(grid: Grid, messages: Sequence[Message], *, timeout: float) -> Answ
     begun, found = time.monotonic(), dict[int, Message]()
     while waiting:
         for reply in grid.pull_messages(set(waiting)):
-            asked = reply.metadata.reply_to_message_id  # an error of Flower's comes from no node
-            if asked in waiting:
+            asked = reply.metadata.reply_to_message_id
+            # an error of Flower's comes from no node; an answer only from the node that was asked
+            if asked in waiting and (reply.has_error() or reply.metadata.src_node_id == waiting[asked]):
                 found[waiting.pop(asked)] = reply
         waited = time.monotonic() - begun
         if waited >= timeout:
