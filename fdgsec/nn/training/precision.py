@@ -16,8 +16,9 @@ from fdgsec.runtime.errors import UsageError
 Dtype = Literal["float32", "bfloat16"]
 WantedPrecision = Literal["table", "float32", "bfloat16"]
 """The format that a training plan asks for: that of the table, or one on every processor."""
-Processor = Literal["cpu", "cpu-amd-bf16", "cuda"]
-"""Kinds of processors whose fastest format differs; `cpu` is every one without a row of its own."""
+Processor = Literal["cpu", "cpu-bf16", "cuda"]
+"""Kinds of processors whose fastest format differs: `cpu-bf16` is AMD's with AVX512_BF16 and every one with AMX's
+bfloat16, `cpu` every other one."""
 
 VARIABLE = "FDGSEC_PRECISION"
 STYLIZATION = "stylization"
@@ -45,12 +46,12 @@ FLOAT = Precision(dtype="float32", channels_last=True)
 _BRAIN = Precision(dtype="bfloat16", channels_last=True, frozen="bfloat16")
 _BRAIN_FORWARD = Precision(dtype="float32", channels_last=True, frozen="bfloat16")
 
-# Measured with `python -m benchmarks training` on a processor of each kind (docs/performance.md). Both CPUs have
-# AVX512_BF16: convolutions in bfloat16 are 1.5 to 2 times as fast as in float32 on AMD's, and slower on Intel's without
-# AMX. The depthwise ones of MobileNetV3 are slower on both, and so are training steps of EfficientNet-Lite0 on AMD's,
-# where its forward pass alone is 2.7 times as fast. `tiny` stays in float32 on every CPU: it is for tests, which
-# compare digits. `mini`, as a loss and in style matching, style generators, whose few channels gain nothing from
-# bfloat16, and stylization by VGG were measured on AMD's processor alone.
+# Measured with `python -m benchmarks training` on a processor of each kind (docs/performance.md). Convolutions in
+# bfloat16 are 1.2 to 2.4 times as fast as in float32 on AMD's with AVX512_BF16 and on Intel's with AMX, and slower on
+# Intel's that have AVX512_BF16 without AMX. The depthwise ones of MobileNetV3 are slower on all, and so are training
+# steps of EfficientNet-Lite0, whose forward pass alone is 2.7 (AMD) and 1.8 times (AMX) as fast. `tiny` stays in
+# float32 on every CPU: it is for tests, which compare digits. Style generators, whose few channels gain nothing from
+# bfloat16, were measured on AMD's processor alone; `mini` as a loss and stylization by VGG on AMD's and with AMX.
 PRECISION: Mapping[tuple[Processor, str], Precision] = {
     ("cpu", "resnet18"): FLOAT,
     ("cpu", "resnet50"): FLOAT,
@@ -62,16 +63,16 @@ PRECISION: Mapping[tuple[Processor, str], Precision] = {
     ("cpu", "mini"): FLOAT,
     ("cpu", "style-generator"): FLOAT,
     ("cpu", STYLIZATION): FLOAT,
-    ("cpu-amd-bf16", "resnet18"): _BRAIN,
-    ("cpu-amd-bf16", "resnet50"): _BRAIN,
-    ("cpu-amd-bf16", "densenet121"): _BRAIN,
-    ("cpu-amd-bf16", "mobilenet_v3_large"): FLOAT,
-    ("cpu-amd-bf16", "efficientnet_lite0"): _BRAIN_FORWARD,
-    ("cpu-amd-bf16", "squeezenet1_0"): _BRAIN,
-    ("cpu-amd-bf16", "tiny"): FLOAT,
-    ("cpu-amd-bf16", "mini"): _BRAIN,
-    ("cpu-amd-bf16", "style-generator"): FLOAT,
-    ("cpu-amd-bf16", STYLIZATION): _BRAIN,
+    ("cpu-bf16", "resnet18"): _BRAIN,
+    ("cpu-bf16", "resnet50"): _BRAIN,
+    ("cpu-bf16", "densenet121"): _BRAIN,
+    ("cpu-bf16", "mobilenet_v3_large"): FLOAT,
+    ("cpu-bf16", "efficientnet_lite0"): _BRAIN_FORWARD,
+    ("cpu-bf16", "squeezenet1_0"): _BRAIN,
+    ("cpu-bf16", "tiny"): FLOAT,
+    ("cpu-bf16", "mini"): _BRAIN,
+    ("cpu-bf16", "style-generator"): FLOAT,
+    ("cpu-bf16", STYLIZATION): _BRAIN,
     ("cuda", "style-generator"): FLOAT,
     ("cuda", "*"): _BRAIN,
 }
@@ -106,7 +107,7 @@ def processor_of(device: torch.device) -> Processor:
         return "cuda"
     known = capabilities()
     amd = str(known.get("cpu_name", "")).startswith("AMD")
-    return "cpu-amd-bf16" if amd and known.get("avx512_bf16") else "cpu"
+    return "cpu-bf16" if known.get("amx_bf16") or (amd and known.get("avx512_bf16")) else "cpu"
 
 
 def precision_of(device: torch.device, backbone: str, *, wanted: WantedPrecision = "table") -> Precision:

@@ -55,7 +55,7 @@ def weights_of(model: nn.Module) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
-@pytest.mark.parametrize("row", ["cpu", "cpu-amd-bf16"])
+@pytest.mark.parametrize("row", ["cpu", "cpu-bf16"])
 @pytest.mark.parametrize("backbone", BACKBONES)
 def test_every_backbone_has_a_row_for_every_kind_of_cpu(row: Processor, backbone: str):
     assert PRECISION[row, backbone].channels_last
@@ -64,9 +64,10 @@ def test_every_backbone_has_a_row_for_every_kind_of_cpu(row: Processor, backbone
 @pytest.mark.parametrize(
     ("known", "row"),
     [
-        (ZEN, "cpu-amd-bf16"),
+        (ZEN, "cpu-bf16"),
         (ZEN | {"avx512_bf16": False}, "cpu"),  # before Zen 4
         (XEON, "cpu"),
+        (XEON | {"amx_bf16": True}, "cpu-bf16"),
         ({}, "cpu"),  # a torch that does not tell
     ],
 )
