@@ -19,6 +19,8 @@ from fdgsec.nn.training.precision import WantedPrecision
 from fdgsec.runtime.errors import FdgsecError
 from fdgsec.runtime.random_streams import stream
 
+ROUNDED = "-bfloat16"
+"""How the names of encoders end that compute in bfloat16 always (`benchmarks.rounded_styles`)."""
 FORMATS: tuple[WantedPrecision, ...] = ("float32", "bfloat16")
 
 
@@ -64,6 +66,8 @@ def main() -> None:
     print("| encoder | moved, root mean square | mean | most | s a picture in float32 | times as fast in bfloat16 |")
     print("|---|---|---|---|---|---|")
     for name in encoder_names():
+        if name.endswith(ROUNDED):
+            continue
         try:
             encoder = load_encoder(name)
         except FdgsecError:  # its weights are not stored

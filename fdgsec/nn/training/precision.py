@@ -43,7 +43,7 @@ class Precision:
 
 FLOAT = Precision(dtype="float32", channels_last=True)
 """That of what is released or compared, and of networks of which nobody has looked what another one changes."""
-_BRAIN = Precision(dtype="bfloat16", channels_last=True, frozen="bfloat16")
+BRAIN = Precision(dtype="bfloat16", channels_last=True, frozen="bfloat16")
 _BRAIN_FORWARD = Precision(dtype="float32", channels_last=True, frozen="bfloat16")
 
 # Measured with `python -m benchmarks training` on a processor of each kind (docs/performance.md). Convolutions in
@@ -63,18 +63,18 @@ PRECISION: Mapping[tuple[Processor, str], Precision] = {
     ("cpu", "mini"): FLOAT,
     ("cpu", "style-generator"): FLOAT,
     ("cpu", STYLIZATION): FLOAT,
-    ("cpu-bf16", "resnet18"): _BRAIN,
-    ("cpu-bf16", "resnet50"): _BRAIN,
-    ("cpu-bf16", "densenet121"): _BRAIN,
+    ("cpu-bf16", "resnet18"): BRAIN,
+    ("cpu-bf16", "resnet50"): BRAIN,
+    ("cpu-bf16", "densenet121"): BRAIN,
     ("cpu-bf16", "mobilenet_v3_large"): FLOAT,
     ("cpu-bf16", "efficientnet_lite0"): _BRAIN_FORWARD,
-    ("cpu-bf16", "squeezenet1_0"): _BRAIN,
+    ("cpu-bf16", "squeezenet1_0"): BRAIN,
     ("cpu-bf16", "tiny"): FLOAT,
-    ("cpu-bf16", "mini"): _BRAIN,
+    ("cpu-bf16", "mini"): BRAIN,
     ("cpu-bf16", "style-generator"): FLOAT,
-    ("cpu-bf16", STYLIZATION): _BRAIN,
+    ("cpu-bf16", STYLIZATION): BRAIN,
     ("cuda", "style-generator"): FLOAT,
-    ("cuda", "*"): _BRAIN,
+    ("cuda", "*"): BRAIN,
 }
 
 

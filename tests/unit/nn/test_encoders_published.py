@@ -17,7 +17,7 @@ from fdgsec.nn.networks.adain_codec import (
     vgg_decoder,
     vgg_encoder,
 )
-from fdgsec.nn.styles.encoders import AdaInVgg, SqueezeStyle, load_encoder
+from fdgsec.nn.styles.encoders import AdaInVgg, AdaInVggInBfloat16, SqueezeStyle, image_moments, load_encoder
 from fdgsec.runtime.errors import UsageError, WeightsUnavailableError
 from fdgsec.runtime.random_streams import stream
 from tests.support.weight_files import saved
@@ -62,6 +62,35 @@ def test_vgg_has_the_published_module_numbers() -> None:
     assert len(vgg_encoder()) == 31
     assert list(vgg_encoder().state_dict()) == encoder
     assert list(vgg_decoder().state_dict()) == decoder
+
+
+def test_in_bfloat16_vgg_is_another_encoder_whose_styles_are_rounded_and_no_more() -> None:
+    exact, rounded = random_vgg(), AdaInVggInBfloat16(random_state(vgg_encoder), random_state(vgg_decoder))
+    batch = images(3)
+    pixels = (batch * 255).to(torch.uint8)
+
+    features = rounded.encode(batch)
+    own, other = (image_moments(encoder, pixels).mean for encoder in (exact, rounded))
+
+    assert features.dtype == torch.float32
+    assert not torch.equal(features, exact.encode(batch))
+    assert 1e-5 < float((other - own).norm() / own.norm()) < 1e-2
+    assert (rounded.name, rounded.has_decoder) == ("vgg19-bfloat16", True)
+    assert rounded.fingerprint != exact.fingerprint
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("name", ["vgg19", "vgg16-hed"])
+def test_an_encoder_in_bfloat16_has_the_weights_of_the_exact_one(name: str, own_cache: object, tmp_path: Path) -> None:
+    if name == "vgg19":
+        weights.import_file("adain_vgg", saved(random_state(vgg_encoder), tmp_path / "encoder.pth"))
+        weights.import_file("adain_decoder", saved(random_state(vgg_decoder), tmp_path / "decoder.pth"))
+    else:
+        weights.import_file("vgg16_hed", saved(random_state(lambda: vgg_encoder(VGG16_WIDTHS)), tmp_path / "hed.pth"))
+    exact, rounded = load_encoder(name), load_encoder(f"{name}-bfloat16")
+
+    torch.testing.assert_close(rounded.encode(images(2)), exact.encode(images(2)), rtol=0.1, atol=0.1)
+    assert all(torch.equal(own, other) for own, other in zip(rounded.parameters(), exact.parameters(), strict=True))
 
 
 @pytest.mark.parametrize(("height", "width"), [(32, 40), (33, 47)])
