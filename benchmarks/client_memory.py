@@ -19,7 +19,8 @@ from benchmarks.method_speed import surroundings
 from benchmarks.training_speed import CLASSES, Setting, images_of, setting_of
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.engines.local import LocalEngine
-from fdgsec.federation.method import Blueprint, Client, GlobalModel
+from fdgsec.federation.global_model import Blueprint, GlobalModel
+from fdgsec.federation.method import Client
 from fdgsec.federation.round_loop import RoundLoop
 from fdgsec.federation.wire import Upload, Wire
 from fdgsec.methods.fedavg import detached

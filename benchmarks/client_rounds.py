@@ -23,7 +23,8 @@ from torch import nn
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.engines.local import LocalEngine
-from fdgsec.federation.method import Blueprint, Client, GlobalModel
+from fdgsec.federation.global_model import Blueprint, GlobalModel
+from fdgsec.federation.method import Client
 from fdgsec.federation.round_loop import RoundLoop
 from fdgsec.federation.wire import Wire
 from fdgsec.methods.fedavg import FedAvg, detached

@@ -10,7 +10,7 @@ import torch
 import fdgsec
 from benchmarks.dp_protocol import SUBJECTS, Cell, Protocol, defenses_of
 from fdgsec.data.domains import DomainDataset
-from fdgsec.federation.method import GlobalModel
+from fdgsec.federation.global_model import GlobalModel
 from fdgsec.federation.weight_perturbation import validation_losses
 from fdgsec.metrics.intervals import delong
 from fdgsec.metrics.roc import auc

@@ -37,7 +37,8 @@ from fdgsec.experiments.setup.run_inputs import (
     with_validation,
 )
 from fdgsec.federation.engines.local import LocalEngine
-from fdgsec.federation.method import GlobalModel, Method, Reply, Step, StepRequest
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Method, Reply, Step, StepRequest
 from fdgsec.federation.round_loop import RoundLoop, RoundReport
 from fdgsec.federation.run_folder import environment
 from fdgsec.federation.wire import Wire, keeps_artifacts

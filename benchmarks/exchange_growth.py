@@ -28,7 +28,8 @@ import torch
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import StyleStatistics
 from fdgsec.federation.engines.local import LocalEngine
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, Method, State
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Client, Clock, Inbox, Method, State
 from fdgsec.federation.round_loop import RoundLoop
 from fdgsec.federation.wire import Transcript, Wire
 from fdgsec.methods.ccst import CCST

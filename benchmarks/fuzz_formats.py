@@ -49,7 +49,8 @@ from fdgsec.federation.engines.flower.codec import (
     read_request,
 )
 from fdgsec.federation.engines.state import NEVER, FileStates, StateMark
-from fdgsec.federation.method import Blueprint, Clock, GlobalModel, Reply, StepRequest
+from fdgsec.federation.global_model import Blueprint, GlobalModel
+from fdgsec.federation.method import Clock, Reply, StepRequest
 from fdgsec.federation.wire import GENESIS, SERVER, Message, Transcript, _link
 from fdgsec.privacy.accounting import Use
 from fdgsec.runtime.checked_files import check_sums, recalled, write_sums

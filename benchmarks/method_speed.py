@@ -42,7 +42,8 @@ from benchmarks.training_speed import (
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.engines.state import MemoryStates
-from fdgsec.federation.method import Blueprint, Client, GlobalModel, Reply, State, Step, StepRequest
+from fdgsec.federation.global_model import Blueprint, GlobalModel
+from fdgsec.federation.method import Client, Reply, State, Step, StepRequest
 from fdgsec.federation.round_loop import RoundLoop
 from fdgsec.federation.run_folder import environment
 from fdgsec.federation.wire import Upload, Wire

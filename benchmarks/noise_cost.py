@@ -26,7 +26,8 @@ from fdgsec.experiments.run_config import RunConfig
 from fdgsec.experiments.setup.defenses import statistic_source_of
 from fdgsec.federation.defense import Sender
 from fdgsec.federation.defense_stack import DefenseStack
-from fdgsec.federation.method import Blueprint, Client, Clock, Reply
+from fdgsec.federation.global_model import Blueprint
+from fdgsec.federation.method import Client, Clock, Reply
 from fdgsec.methods.ccst import CCST
 from fdgsec.nn.training.batches import TrainingSet
 from fdgsec.nn.training.training_loop import CrossEntropy

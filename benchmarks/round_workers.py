@@ -17,7 +17,8 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.experiments.run_config import RunConfig
 from fdgsec.experiments.setup.run_federation import RunRequest, federate
 from fdgsec.federation.artifacts import ModelState
-from fdgsec.federation.method import Blueprint, Client, GlobalModel
+from fdgsec.federation.global_model import Blueprint, GlobalModel
+from fdgsec.federation.method import Client
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.networks.classifiers import build_classifier
 from fdgsec.nn.training.training_plan import TrainingPlan

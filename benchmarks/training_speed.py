@@ -29,7 +29,8 @@ from torch.nn import functional
 
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import ModelState
-from fdgsec.federation.method import Blueprint, Client, Clock, GlobalModel
+from fdgsec.federation.global_model import Blueprint, GlobalModel
+from fdgsec.federation.method import Client, Clock
 from fdgsec.federation.run_folder import environment
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.networks.classifiers import Classifier, build_classifier

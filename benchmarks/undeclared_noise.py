@@ -16,7 +16,8 @@ import torch
 import fdgsec
 from fdgsec.experiments.attack.release_check import UNEXPLAINED
 from fdgsec.federation.artifacts import StyleStatistics
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Client, Clock, Inbox, State
 from fdgsec.methods.ccst import CCST
 from fdgsec.runtime.random_streams import stream
 

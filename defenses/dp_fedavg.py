@@ -20,7 +20,8 @@ from torch import Tensor
 from fdgsec.federation.artifact_checks import LARGEST
 from fdgsec.federation.artifacts import ModelState, Scores
 from fdgsec.federation.defense import Outgoing, Protected, Sender
-from fdgsec.federation.method import NUMBERS, GlobalModel, Method
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import NUMBERS, Method
 from fdgsec.federation.reply_slots import Slot
 from fdgsec.federation.server_needs import needs_of
 from fdgsec.federation.stacked_methods import Stacked

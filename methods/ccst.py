@@ -30,7 +30,8 @@ from torch import Tensor
 
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles, StyleBank, StyleStatistics
-from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Inbox, ServerNeeds, State
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import SHARED_ROWS, Client, Clock, Inbox, ServerNeeds, State
 from fdgsec.federation.release_declarations import Release
 from fdgsec.federation.released_statistics import MeanSpectra, PooledStyles
 from fdgsec.federation.style_banks import artifact_in, stack_spectra, stack_styles

@@ -16,7 +16,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Client, Clock, Inbox, State
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.styles.feature_styles import PLACES, StageStyleObjective, apply_style, check_places, instance_statistics
 from fdgsec.nn.training.batches import to_device

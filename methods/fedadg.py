@@ -26,7 +26,8 @@ from torch import Tensor, nn
 from torch.nn import functional, init
 
 from fdgsec.federation.artifacts import Artifact, GeneratorState, ModelState, Scores
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, ServerNeeds, State, Update
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Client, Clock, Inbox, ServerNeeds, State, Update
 from fdgsec.federation.release_declarations import Release
 from fdgsec.methods.fedavg import FedAvg, averaged, detached
 from fdgsec.nn.networks.classifiers import Classifier

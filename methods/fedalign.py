@@ -32,7 +32,8 @@ from torch.nn import functional, init
 
 from fdgsec.data.domains import as_float
 from fdgsec.federation.artifacts import StyleBank
-from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Inbox, State, Update
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import SHARED_ROWS, Client, Clock, Inbox, State, Update
 from fdgsec.methods.fedccrl import CrossClientAlignment, FedCCRL, Pool, color_statistics, normalized
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.networks.dropout import Dropout

@@ -17,17 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from fdgsec.federation.artifacts import ModelState, Scores
-from fdgsec.federation.method import (
-    Aggregation,
-    Client,
-    Clock,
-    GlobalModel,
-    Inbox,
-    Method,
-    ServerNeeds,
-    State,
-    Update,
-)
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Aggregation, Client, Clock, Inbox, Method, ServerNeeds, State, Update
 from fdgsec.federation.participation import ClientFailedError
 from fdgsec.federation.release_declarations import VALIDATION, Release
 from fdgsec.nn.networks.classifiers import Classifier

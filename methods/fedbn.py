@@ -21,7 +21,8 @@ import torch
 from torch import nn
 
 from fdgsec.federation.artifacts import ModelState
-from fdgsec.federation.method import Aggregation, Client, Clock, GlobalModel, Inbox, ServerNeeds, State
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Aggregation, Client, Clock, Inbox, ServerNeeds, State
 from fdgsec.federation.release_declarations import Release
 from fdgsec.methods.fedavg import KEPT, FedAvg, WeightedMean
 from fdgsec.nn.networks.classifiers import Classifier

@@ -27,7 +27,8 @@ from torch.nn import functional
 
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.federation.artifacts import ImageStyles, StyleBank
-from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Inbox, ServerNeeds, State
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import SHARED_ROWS, Client, Clock, Inbox, ServerNeeds, State
 from fdgsec.federation.release_declarations import Release
 from fdgsec.federation.released_statistics import PooledStyles
 from fdgsec.federation.style_banks import artifact_in, stack_styles

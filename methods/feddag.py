@@ -29,7 +29,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fdgsec.federation.artifacts import Artifact, GeneratorState, ModelState
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, ServerNeeds, State, Update
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Client, Clock, Inbox, ServerNeeds, State, Update
 from fdgsec.federation.release_declarations import Release
 from fdgsec.federation.weight_perturbation import gradient_of
 from fdgsec.methods.fedavg import averaged, detached

@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from fdgsec.federation.artifacts import Artifact, ModelState, Scores
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, ServerNeeds, State, Update
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Client, Clock, Inbox, ServerNeeds, State, Update
 from fdgsec.federation.peer_review import (
     KEPT,
     PastModel,

@@ -31,7 +31,8 @@ from torch.nn import functional
 
 from fdgsec.federation.artifacts import Scores
 from fdgsec.federation.dp_sgd_joint import Gradients, joint_training
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State, Update
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Client, Clock, Inbox, State, Update
 from fdgsec.federation.weight_perturbation import losses_with
 from fdgsec.methods.feddag import FedDAG, Generated, Networks, follow
 from fdgsec.nn.training.batches import Batch, TrainingSet

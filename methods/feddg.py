@@ -25,7 +25,8 @@ from torch.nn import functional
 
 from fdgsec.data.domains import as_float
 from fdgsec.federation.artifacts import Amplitudes
-from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Inbox, ServerNeeds, State
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import SHARED_ROWS, Client, Clock, Inbox, ServerNeeds, State
 from fdgsec.federation.release_declarations import Release
 from fdgsec.federation.style_banks import artifact_in, stack_spectra
 from fdgsec.methods.fedavg import FedAvg

@@ -23,7 +23,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from fdgsec.federation.artifacts import Scores
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, ServerNeeds, State, Update
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Client, Clock, Inbox, ServerNeeds, State, Update
 from fdgsec.methods.fedavg import FedAvg, averaged
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import TrainingSet

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from fdgsec.federation.artifacts import Scores
-from fdgsec.federation.method import GlobalModel, ServerNeeds, State, Update
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import ServerNeeds, State, Update
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.runtime.errors import UsageError
 

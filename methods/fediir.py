@@ -22,7 +22,8 @@ from torch.nn import functional
 
 from fdgsec.data.domains import as_float
 from fdgsec.federation.artifacts import HeadGradient, Scores
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, ServerNeeds, State
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Client, Clock, Inbox, ServerNeeds, State
 from fdgsec.federation.release_declarations import Release
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.networks.classifiers import Classifier

@@ -35,16 +35,8 @@ from torch.nn import functional
 
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.federation.artifacts import InterpolationStyle, StyleStatistics
-from fdgsec.federation.method import (
-    CLUSTER_SIZES,
-    Client,
-    Clock,
-    GlobalModel,
-    Inbox,
-    InboxesOf,
-    ServerNeeds,
-    State,
-)
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import CLUSTER_SIZES, Client, Clock, Inbox, InboxesOf, ServerNeeds, State
 from fdgsec.federation.release_declarations import Release
 from fdgsec.federation.released_statistics import ChannelMeans, MeanStyles, PooledStyles
 from fdgsec.methods.fedavg import FedAvg

@@ -15,7 +15,8 @@ from functools import partial
 
 import torch
 
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Client, Clock, Inbox, State
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.styles.feature_styles import StageStyleObjective, check_places, mixed_styles
 from fdgsec.nn.training.training_loop import Objective

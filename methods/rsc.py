@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Client, Clock, Inbox, State
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import Batch

@@ -31,7 +31,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State, Update
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Client, Clock, Inbox, State, Update
 from fdgsec.methods.style_sharing import DISTRIBUTION, STAGES, StyleSharing
 from fdgsec.nn.networks.attention import (
     HighlightedClassifier,

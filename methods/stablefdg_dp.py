@@ -37,7 +37,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from fdgsec.federation.artifacts import StyleDistribution
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Client, Clock, Inbox, State
 from fdgsec.federation.release_declarations import Release
 from fdgsec.methods.stablefdg import DISTRIBUTION, NEGATIVE_STDS, StableFDG, count_negative
 from fdgsec.nn.networks.attention import HighlightedClassifier

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fdgsec.federation.artifacts import Artifact, StyleDistribution
 from fdgsec.federation.early_layer_encoder import introduced_layers
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, ServerNeeds, State
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Client, Clock, Inbox, ServerNeeds, State
 from fdgsec.federation.release_declarations import Release
 from fdgsec.federation.released_statistics import StyleDistributions
 from fdgsec.methods.fedavg import FedAvg

@@ -8,8 +8,9 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.forged_artifacts import ScaledUpdate
+from fdgsec.federation.global_model import Blueprint, GlobalModel
 from fdgsec.federation.malicious_client_protocol import MaliciousClient
-from fdgsec.federation.method import Blueprint, Client, GlobalModel, Method
+from fdgsec.federation.method import Client, Method
 from fdgsec.nn.networks.classifiers import build_classifier
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.random_streams import child, integer_seed

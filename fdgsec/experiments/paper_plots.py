@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.experiments.attack_run.finished_run import Finished
-from fdgsec.federation.method import GlobalModel
+from fdgsec.federation.global_model import GlobalModel
 from fdgsec.nn.networks.attention import attention_scores
 from fdgsec.nn.styles.image_styles import encoder_named
 from fdgsec.nn.training.training_loop import logits

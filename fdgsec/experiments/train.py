@@ -34,7 +34,8 @@ from fdgsec.experiments.setup.run_inputs import (
     with_validation,
 )
 from fdgsec.federation.checkpoints import UNFINISHED, Checkpoints, rounds_in, size_of
-from fdgsec.federation.method import Client, GlobalModel, Method
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Client, Method
 from fdgsec.federation.run_folder import check_replaceable, environment, new_folder, reserved, run_key
 from fdgsec.nn.styles.encoders import code_sha256
 from fdgsec.nn.styles.image_styles import encoder_named

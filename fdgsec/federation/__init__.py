@@ -24,13 +24,12 @@ if TYPE_CHECKING:
     from fdgsec.federation.defense_stack import DefenseStack
     from fdgsec.federation.engines.local import LocalEngine
     from fdgsec.federation.engines.state import MemoryStates
+    from fdgsec.federation.global_model import Blueprint, GlobalModel
     from fdgsec.federation.malicious_client_protocol import Forges, MaliciousClient
     from fdgsec.federation.method import (
-        Blueprint,
         Client,
         Clock,
         Engine,
-        GlobalModel,
         Inbox,
         Method,
         Reply,

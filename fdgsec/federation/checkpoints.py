@@ -18,7 +18,8 @@ from safetensors import SafetensorError
 
 from fdgsec.federation.artifacts import Artifact, ModelState, decode
 from fdgsec.federation.engines.state import read_parts, state_parts
-from fdgsec.federation.method import Blueprint, GlobalModel, Inbox, State
+from fdgsec.federation.global_model import Blueprint, GlobalModel
+from fdgsec.federation.method import Inbox, State
 from fdgsec.federation.participation import Failure
 from fdgsec.federation.round_loop import LoopState
 from fdgsec.federation.wire import Row, Transcript, encoded_as_sent

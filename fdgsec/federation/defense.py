@@ -12,14 +12,8 @@ from torch import Tensor
 
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import Artifact
-from fdgsec.federation.method import (
-    SHARED_ROWS,
-    Client,
-    Clock,
-    GlobalModel,
-    Method,
-    State,
-)
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import SHARED_ROWS, Client, Clock, Method, State
 from fdgsec.federation.released_statistics import ReleasedStatistic
 from fdgsec.federation.wire import Message, Policy
 from fdgsec.nn.training.training_loop import Trainer, epochs

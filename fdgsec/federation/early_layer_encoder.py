@@ -5,7 +5,7 @@ import hashlib
 import torch
 from torch import Tensor
 
-from fdgsec.federation.method import GlobalModel
+from fdgsec.federation.global_model import GlobalModel
 from fdgsec.nn.styles.encoders import StyleEncoder
 from fdgsec.nn.styles.feature_styles import early_maps
 from fdgsec.nn.styles.image_styles import is_registered

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import Artifact, GeneratorState, ModelState
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, Method, State
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Client, Clock, Inbox, Method, State
 from fdgsec.federation.replaced_records import Content, replacements, replacements_of_all, with_records_replaced
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import TrainingSet, batch_of

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from fdgsec.federation.artifacts import Scores
+from fdgsec.federation.global_model import GlobalModel
 from fdgsec.federation.method import (
     NUMBERS,
     Aggregation,
     Clock,
     Engine,
-    GlobalModel,
     Inbox,
     Method,
     Reply,

@@ -2,7 +2,8 @@
 
 from typing import Protocol, runtime_checkable
 
-from fdgsec.federation.method import NAMED, Aggregation, GlobalModel, Method, ServerNeeds, State
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import NAMED, Aggregation, Method, ServerNeeds, State
 
 SERVER_STEPS = ("combine", "exhibits", "aggregate", "weigh")
 READ_UPDATES = ("exhibits", "aggregate")

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Literal, Self, TypeVar, cast
 import torch
 
 from fdgsec.federation.artifacts import Scores
-from fdgsec.federation.method import Aggregation, Client, Clock, GlobalModel, Inbox, Method, State, Update
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Aggregation, Client, Clock, Inbox, Method, State, Update
 from fdgsec.federation.release_declarations import Release
 from fdgsec.federation.server_needs import aggregation_of
 from fdgsec.nn.networks.classifiers import Classifier

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fdgsec.federation.method import GlobalModel
+from fdgsec.federation.global_model import GlobalModel
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import TrainingSet, epoch_of_batches
 from fdgsec.nn.training.precision import autocast

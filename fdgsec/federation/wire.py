@@ -17,7 +17,7 @@ from fdgsec.federation.artifacts import (
     StyleStatistics,
     decode,
 )
-from fdgsec.federation.method import GlobalModel
+from fdgsec.federation.global_model import GlobalModel
 from fdgsec.privacy.ledger import Ledger
 from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.errors import ArtifactError

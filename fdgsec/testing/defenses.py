@@ -26,7 +26,8 @@ from fdgsec.federation.defense import (
     TrainsPrivately,
 )
 from fdgsec.federation.defense_stack import DefenseStack
-from fdgsec.federation.method import Clock, GlobalModel, Method
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Clock, Method
 from fdgsec.federation.replaced_records import with_records_replaced
 from fdgsec.federation.wire import Filter
 from fdgsec.nn.training.training_plan import TrainingPlan

@@ -16,18 +16,8 @@ from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.engines.state import MemoryStates
 from fdgsec.federation.engines.unchanged_requests import ReceivedChangedError
-from fdgsec.federation.method import (
-    Blueprint,
-    Client,
-    Engine,
-    GlobalModel,
-    Inbox,
-    Method,
-    Reply,
-    State,
-    Step,
-    StepRequest,
-)
+from fdgsec.federation.global_model import Blueprint, GlobalModel
+from fdgsec.federation.method import Client, Engine, Inbox, Method, Reply, State, Step, StepRequest
 from fdgsec.federation.round_loop import STAGES, RoundLoop, RoundReport
 from fdgsec.federation.wire import Message, Transcript, Wire
 from fdgsec.privacy.ledger import Ledger

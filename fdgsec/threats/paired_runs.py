@@ -14,8 +14,9 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import Artifact, ModelState, Scores, StyleBank, StyleStatistics
 from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.engines.local import LocalEngine
+from fdgsec.federation.global_model import GlobalModel
 from fdgsec.federation.malicious_client_protocol import ForgeryError, MaliciousClient
-from fdgsec.federation.method import Client, GlobalModel, Method, State
+from fdgsec.federation.method import Client, Method, State
 from fdgsec.federation.peer_review import KEPT
 from fdgsec.federation.round_loop import RoundLoop, RoundReport
 from fdgsec.federation.wire import SERVER, Guard, Message, Wire

@@ -9,7 +9,8 @@ import torch
 
 from fdgsec.data.shapes import shapes
 from fdgsec.experiments.run_config import build
-from fdgsec.federation.method import Client, GlobalModel, Method
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Client, Method
 from fdgsec.runtime.registry import METHODS, resolve
 from fdgsec.testing.small_federation import federated, start_of
 from tests.support.counting_device import DEVICE, counting_device

@@ -14,7 +14,8 @@ import torch
 from fdgsec.data.domains import as_float
 from fdgsec.experiments.run_config import build
 from fdgsec.federation.artifacts import ImageStyles, ModelState, Scores, StyleBank, StyleStatistics
-from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Inbox, Method, State, Update
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import SHARED_ROWS, Client, Clock, Inbox, Method, State, Update
 from fdgsec.federation.release_declarations import Release
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fedavg import FedAvg

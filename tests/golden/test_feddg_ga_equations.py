@@ -10,7 +10,8 @@ from torch.nn import functional
 
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import ModelState, Scores
-from fdgsec.federation.method import Blueprint, Client
+from fdgsec.federation.global_model import Blueprint
+from fdgsec.federation.method import Client
 from fdgsec.federation.wire import Message
 from fdgsec.methods.fedavg import averaged
 from fdgsec.methods.feddg_ga import FedDGGA, adjust_weights

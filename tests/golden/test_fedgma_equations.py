@@ -8,7 +8,8 @@ from torch import Tensor
 
 from fdgsec.experiments.run_config import build, load_preset
 from fdgsec.federation.artifacts import ModelState
-from fdgsec.federation.method import Blueprint, Client, GlobalModel, Update
+from fdgsec.federation.global_model import Blueprint, GlobalModel
+from fdgsec.federation.method import Client, Update
 from fdgsec.methods.fedavg import FedAvg, detached
 from fdgsec.methods.fedgma import FedGMA, agreement, mask
 from fdgsec.nn.training.training_plan import TrainingPlan

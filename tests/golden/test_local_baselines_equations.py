@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fdgsec.federation.method import Blueprint
+from fdgsec.federation.global_model import Blueprint
 from fdgsec.methods.dsu import perturb_styles
 from fdgsec.methods.fedprox import Proximal
 from fdgsec.methods.fedsr import FedSR, SimpleRepresentation, StochasticClassifier, divergence

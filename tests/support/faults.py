@@ -9,19 +9,8 @@ from torch import Tensor
 
 from fdgsec.federation.artifacts import Artifact, GeneratorState, ModelState
 from fdgsec.federation.engines.local import LocalEngine
-from fdgsec.federation.method import (
-    Client,
-    Clock,
-    Engine,
-    GlobalModel,
-    Inbox,
-    Method,
-    Reply,
-    State,
-    Step,
-    StepRequest,
-    Update,
-)
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Client, Clock, Engine, Inbox, Method, Reply, State, Step, StepRequest, Update
 from fdgsec.federation.round_loop import Failure, RoundLoop, RoundReport
 from fdgsec.federation.wire import Wire
 from fdgsec.methods.fedavg import FedAvg

@@ -6,7 +6,8 @@ from torch import Tensor
 from fdgsec.data.domains import DomainDataset
 from fdgsec.data.shapes import shapes
 from fdgsec.federation.artifacts import InterpolationStyle, ModelState, StyleStatistics
-from fdgsec.federation.method import Blueprint, Client, Clock, GlobalModel
+from fdgsec.federation.global_model import Blueprint, GlobalModel
+from fdgsec.federation.method import Client, Clock
 from fdgsec.methods.fisc import FISC
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream

@@ -9,7 +9,8 @@ from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.defenses.private_styles import PrivateStyles
 from fdgsec.federation.artifacts import Artifact
 from fdgsec.federation.defense import Outgoing, Protected, Sender
-from fdgsec.federation.method import Client, Clock, GlobalModel, Method
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Client, Clock, Method
 from fdgsec.federation.released_statistics import PooledStyles, ReleasedStatistic
 from fdgsec.nn.styles.channel_statistics import moments
 from fdgsec.nn.styles.encoders import Pixels

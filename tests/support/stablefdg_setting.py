@@ -11,7 +11,8 @@ from fdgsec.data.shapes import shapes
 from fdgsec.federation.artifacts import ModelState, StyleDistribution
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.engines.state import MemoryStates
-from fdgsec.federation.method import Blueprint, Client, Clock, GlobalModel, Inbox, Method, State
+from fdgsec.federation.global_model import Blueprint, GlobalModel
+from fdgsec.federation.method import Client, Clock, Inbox, Method, State
 from fdgsec.federation.round_loop import RoundLoop
 from fdgsec.federation.wire import Wire
 from fdgsec.methods.stablefdg import LocalLearning, StableFDG

@@ -11,7 +11,8 @@ from fdgsec.data.shapes import shapes
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.engines.state import MemoryStates
-from fdgsec.federation.method import Blueprint, Client, Clock, GlobalModel, Method, State
+from fdgsec.federation.global_model import Blueprint, GlobalModel
+from fdgsec.federation.method import Client, Clock, Method, State
 from fdgsec.federation.round_loop import RoundLoop
 from fdgsec.federation.wire import Transcript, Wire
 from fdgsec.nn.networks.classifiers import build_classifier

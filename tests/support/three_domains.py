@@ -11,7 +11,8 @@ from fdgsec.data.shapes import shapes
 from fdgsec.experiments.simulated_runs.challenger import Challenger
 from fdgsec.federation.defense import Defense
 from fdgsec.federation.defense_stack import DefenseStack
-from fdgsec.federation.method import Client, GlobalModel, Method
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Client, Method
 from fdgsec.methods.ccst import CCST
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.metrics.roc import auc

@@ -10,19 +10,8 @@ from torch import Tensor
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.federation.artifacts import InterpolationStyle, ModelState, Scores, StyleStatistics
 from fdgsec.federation.engines.local import LocalEngine
-from fdgsec.federation.method import (
-    Blueprint,
-    Client,
-    Clock,
-    GlobalModel,
-    Inbox,
-    Method,
-    Reply,
-    State,
-    Step,
-    StepRequest,
-    Update,
-)
+from fdgsec.federation.global_model import Blueprint, GlobalModel
+from fdgsec.federation.method import Client, Clock, Inbox, Method, Reply, State, Step, StepRequest, Update
 from fdgsec.federation.round_loop import RoundLoop, RoundReport
 from fdgsec.federation.wire import Wire
 from fdgsec.methods.fedavg import FedAvg, averaged

@@ -9,7 +9,8 @@ from torch import Tensor
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.engines.state import MemoryStates
-from fdgsec.federation.method import Blueprint, Client, GlobalModel, Method, State
+from fdgsec.federation.global_model import Blueprint, GlobalModel
+from fdgsec.federation.method import Client, Method, State
 from fdgsec.federation.round_loop import RoundLoop, RoundReport
 from fdgsec.federation.wire import Transcript, Wire
 from fdgsec.methods.fedavg import FedAvg, detached

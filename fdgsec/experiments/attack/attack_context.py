@@ -16,7 +16,8 @@ from fdgsec.experiments.simulated_runs.summed_client_cases import sums_suffice, 
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.early_layer_encoder import ModelEncoder
-from fdgsec.federation.method import Client, Clock, GlobalModel, Method
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Client, Clock, Method
 from fdgsec.metrics.feature_extractors import INCEPTION, LITE
 from fdgsec.metrics.image_similarity import PerceptualEncoder
 from fdgsec.nn.styles.image_styles import encoder_named, register_encoder, statistics

@@ -4,7 +4,8 @@ from fdgsec.experiments.run_config import RunConfig
 from fdgsec.experiments.setup.run_inputs import World
 from fdgsec.experiments.setup.style_view import StyleView
 from fdgsec.federation.artifacts import ModelState
-from fdgsec.federation.method import GlobalModel, Method
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Method
 from fdgsec.federation.wire import Transcript
 from fdgsec.nn.styles.image_styles import prepare_statistics
 from fdgsec.runtime.errors import UsageError

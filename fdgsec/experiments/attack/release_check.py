@@ -21,7 +21,8 @@ from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.experiments.report.schema import COULD_NOT_RUN
 from fdgsec.experiments.report.words import kind_in_words
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles, StyleDistribution, StyleStatistics
-from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Method
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import SHARED_ROWS, Client, Clock, Method
 from fdgsec.federation.released_statistics import MeanSpectra, PooledStyles, ReleasedStatistic
 from fdgsec.nn.styles.amplitude_spectra import amplitudes, low_frequencies
 from fdgsec.nn.styles.channel_statistics import Moments

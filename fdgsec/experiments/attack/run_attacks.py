@@ -49,7 +49,8 @@ from fdgsec.experiments.setup.run_inputs import (
 from fdgsec.experiments.setup.style_view import StyleView
 from fdgsec.experiments.train import dataset_document
 from fdgsec.federation.defense_stack import DefenseStack
-from fdgsec.federation.method import SHARED_ROWS, Client, GlobalModel, Method
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import SHARED_ROWS, Client, Method
 from fdgsec.federation.run_folder import (
     check_replaceable,
     environment,

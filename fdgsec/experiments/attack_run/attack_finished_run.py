@@ -27,7 +27,7 @@ from fdgsec.experiments.setup.run_federation import FederationRun
 from fdgsec.experiments.setup.run_inputs import artifact_rows, attacked_method, method_of, options_of
 from fdgsec.experiments.setup.style_view import StyleView
 from fdgsec.experiments.train import dataset_document
-from fdgsec.federation.method import GlobalModel
+from fdgsec.federation.global_model import GlobalModel
 from fdgsec.federation.run_folder import check_replaceable, code_sha256, environment
 from fdgsec.nn.styles.image_styles import encoder_named
 from fdgsec.runtime.checked_files import computed_anew

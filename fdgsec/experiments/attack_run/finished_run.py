@@ -8,7 +8,8 @@ from fdgsec.experiments.run_config import RunConfig
 from fdgsec.experiments.setup.run_inputs import World, load_world, method_of, model_of
 from fdgsec.experiments.train import MODEL, split_sources
 from fdgsec.federation.artifacts import ModelState, decode
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, Method
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Client, Clock, Inbox, Method
 from fdgsec.federation.wire import Transcript
 from fdgsec.runtime.checked_files import check_sums
 from fdgsec.runtime.errors import DataError, UsageError

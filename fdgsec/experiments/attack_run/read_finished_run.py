@@ -29,7 +29,8 @@ from fdgsec.experiments.setup.run_inputs import (
 )
 from fdgsec.experiments.train import split_sources
 from fdgsec.federation.artifacts import ModelState
-from fdgsec.federation.method import Client, GlobalModel, Method
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Client, Method
 from fdgsec.federation.wire import Transcript
 from fdgsec.runtime.checked_files import check_sums
 from fdgsec.runtime.errors import ArtifactError, DataError, UsageError

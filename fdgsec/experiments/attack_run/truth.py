@@ -20,7 +20,8 @@ from fdgsec.experiments.simulated_runs.trained_model_cases import trained
 from fdgsec.federation.artifacts import Artifact, ModelState
 from fdgsec.federation.client_step import run_client_step
 from fdgsec.federation.defense_stack import DefenseStack
-from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, State, StepRequest
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import SHARED_ROWS, Client, Clock, State, StepRequest
 from fdgsec.federation.wire import Row
 from fdgsec.runtime.errors import UsageError
 from fdgsec.threats.attack import Attack, Question, ReadsModels

@@ -29,7 +29,8 @@ from fdgsec.experiments.audit.one_run import canary_plan
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.defense import PrivateTrainer
 from fdgsec.federation.defense_stack import DefenseStack
-from fdgsec.federation.method import NUMBERS, Blueprint, Client, Clock, GlobalModel, Reply, StepRequest
+from fdgsec.federation.global_model import Blueprint, GlobalModel
+from fdgsec.federation.method import NUMBERS, Client, Clock, Reply, StepRequest
 from fdgsec.nn.training.batches import TrainingSet
 from fdgsec.nn.training.training_loop import CrossEntropy
 from fdgsec.runtime.random_streams import stream

@@ -21,7 +21,8 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import Artifact, ModelState
 from fdgsec.federation.defense import Sender, Uses
 from fdgsec.federation.defense_stack import DefenseStack
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, Method, Reply, State, Step, StepRequest
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Client, Clock, Inbox, Method, Reply, State, Step, StepRequest
 from fdgsec.privacy.accounting import Relation
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream

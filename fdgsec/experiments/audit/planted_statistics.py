@@ -15,7 +15,7 @@ from fdgsec.experiments.audit.chains_of_clients import counts_of
 from fdgsec.experiments.audit.neighboring_clients import Release
 from fdgsec.federation.artifacts import Amplitudes, ImageStyles
 from fdgsec.federation.defense import RecordStatistic, StatisticSource
-from fdgsec.federation.method import GlobalModel
+from fdgsec.federation.global_model import GlobalModel
 from fdgsec.federation.public_clip_bounds import Reference, pooled_frame
 from fdgsec.federation.released_statistics import ReleasedStatistic
 from fdgsec.privacy.accounting import Unit

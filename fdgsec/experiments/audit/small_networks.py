@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fdgsec.federation.artifacts import ModelState
-from fdgsec.federation.method import GlobalModel
+from fdgsec.federation.global_model import GlobalModel
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.networks.loaded_copies import loaded_copy
 

@@ -19,7 +19,8 @@ from fdgsec.experiments.audit.neighboring_clients import Release, Site
 from fdgsec.experiments.audit.one_run import Included, canary_plan, trainings
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.defense_stack import DefenseStack
-from fdgsec.federation.method import Client, Clock, GlobalModel
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Client, Clock
 from fdgsec.nn.training.batches import TrainingSet
 from fdgsec.nn.training.per_sample_gradients import PrivateTrainingError
 

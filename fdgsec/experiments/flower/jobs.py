@@ -16,7 +16,8 @@ from fdgsec.experiments.setup.run_federation import FederationRun, RunRequest
 from fdgsec.experiments.setup.run_inputs import blueprint_of
 from fdgsec.experiments.train import MODEL
 from fdgsec.federation.artifacts import ModelState, decode
-from fdgsec.federation.method import Blueprint, GlobalModel, Method
+from fdgsec.federation.global_model import Blueprint, GlobalModel
+from fdgsec.federation.method import Method
 from fdgsec.federation.wire import Transcript
 from fdgsec.runtime.cache_files import sync_tree, write_atomic
 from fdgsec.runtime.checked_files import check_sums, write_sums

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fdgsec.data.domains import DomainDataset
-from fdgsec.federation.method import GlobalModel
+from fdgsec.federation.global_model import GlobalModel
 from fdgsec.metrics.accuracy import classification
 from fdgsec.metrics.proportion_intervals import clopper_pearson
 from fdgsec.metrics.roc import majority_share

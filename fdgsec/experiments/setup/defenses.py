@@ -13,7 +13,8 @@ from fdgsec.experiments.run_config import RunConfig, build
 from fdgsec.experiments.setup.style_view import StyleView
 from fdgsec.federation.defense import Defense, StatisticSource
 from fdgsec.federation.defense_stack import DefenseStack
-from fdgsec.federation.method import GlobalModel, Method
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Method
 from fdgsec.federation.released_statistics import ReleasedStatistic
 from fdgsec.nn.styles.image_styles import statistics
 from fdgsec.runtime.registry import name_of, resolve

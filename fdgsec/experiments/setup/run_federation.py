@@ -13,7 +13,8 @@ from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.engines.processes import ProcessEngine, forked_workers
 from fdgsec.federation.engines.state import MemoryStates
-from fdgsec.federation.method import Client, Engine, GlobalModel, Method, State
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Client, Engine, Method, State
 from fdgsec.federation.round_loop import Failure, LoopState, RoundLoop, RoundReport
 from fdgsec.federation.wire import Guard, Message, Transcript, Upload, Wire, keeps_artifacts
 from fdgsec.runtime.errors import UsageError

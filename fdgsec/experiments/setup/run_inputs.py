@@ -15,7 +15,8 @@ from fdgsec.data.roles import FRACTIONS, Roles, split_roles
 from fdgsec.experiments.run_config import RunConfig, build, merged, target_method
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.defense import Defense, PlansGuarantee, mechanism_on
-from fdgsec.federation.method import Blueprint, Client, GlobalModel, Method
+from fdgsec.federation.global_model import Blueprint, GlobalModel
+from fdgsec.federation.method import Client, Method
 from fdgsec.federation.stacked_methods import Stacked
 from fdgsec.federation.wire import parties
 from fdgsec.nn.networks.classifiers import build_classifier

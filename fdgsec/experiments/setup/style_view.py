@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from fdgsec.data.domains import DomainDataset
 from fdgsec.experiments.run_config import RunConfig
 from fdgsec.federation.early_layer_encoder import ModelEncoder
-from fdgsec.federation.method import GlobalModel, Method
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Method
 from fdgsec.federation.released_statistics import MeanSpectra, PooledStyles, ReleasedStatistic
 from fdgsec.nn.styles.amplitude_spectra import SpectralEncoder
 from fdgsec.nn.styles.image_styles import register_encoder

@@ -10,8 +10,9 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.data.sampling import uniform
 from fdgsec.experiments.simulated_runs.simulator import Cases, Simulator
 from fdgsec.federation.artifacts import InterpolationStyle, StyleStatistics
+from fdgsec.federation.global_model import GlobalModel
 from fdgsec.federation.malicious_client_protocol import MaliciousClient
-from fdgsec.federation.method import Client, GlobalModel
+from fdgsec.federation.method import Client
 from fdgsec.federation.robust_statistics import krum, median, trimmed_mean
 from fdgsec.runtime.progress import tracked
 from fdgsec.threats.answers import Harm

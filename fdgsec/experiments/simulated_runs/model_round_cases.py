@@ -6,7 +6,7 @@ from fdgsec.experiments.simulated_runs.resampled_client_cases import LEAST_OUTSI
 from fdgsec.experiments.simulated_runs.simulator import Cases, Simulator, blinded
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.early_layer_encoder import ModelEncoder
-from fdgsec.federation.method import GlobalModel
+from fdgsec.federation.global_model import GlobalModel
 from fdgsec.federation.wire import SERVER, Message
 from fdgsec.nn.styles.image_styles import register_encoder
 from fdgsec.threats.adversary import View

@@ -18,7 +18,8 @@ from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles
 from fdgsec.federation.client_step import UNDEFENDED
 from fdgsec.federation.defense import Outgoing, Sender
 from fdgsec.federation.defense_stack import DefenseStack
-from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Method, SharesLists, State
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import SHARED_ROWS, Client, Clock, Method, SharesLists, State
 from fdgsec.federation.released_statistics import PooledStyles, ReleasedStatistic
 from fdgsec.federation.wire import SERVER, Guard
 from fdgsec.nn.styles.image_styles import statistics

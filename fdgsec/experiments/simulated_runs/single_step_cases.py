@@ -7,7 +7,8 @@ import torch
 from fdgsec.data.domains import DomainDataset, shares_of
 from fdgsec.experiments.simulated_runs.simulator import Cases, Simulator, blinded
 from fdgsec.federation.artifacts import ModelState
-from fdgsec.federation.method import Client, Clock, GlobalModel, Reply, StepRequest
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Client, Clock, Reply, StepRequest
 from fdgsec.federation.wire import SERVER, Message, Upload, Wire
 from fdgsec.nn.training.batches import TrainingSet
 from fdgsec.nn.training.training_loop import CrossEntropy

@@ -8,7 +8,8 @@ from fdgsec.federation.client_step import run_client_step
 from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.engines.state import MemoryStates, StateStore
 from fdgsec.federation.engines.unchanged_requests import own_state, unchanged
-from fdgsec.federation.method import Client, GlobalModel, Inbox, Method, Reply, Step, StepRequest
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Client, Inbox, Method, Reply, Step, StepRequest
 from fdgsec.runtime.errors import message_line
 
 

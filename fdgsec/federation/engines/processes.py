@@ -23,17 +23,8 @@ from fdgsec.federation.artifacts import Artifact, ModelState, decode
 from fdgsec.federation.client_step import UNDEFENDED, run_client_step
 from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.engines.state import MemoryStates, StateStore, read_parts, state_parts
-from fdgsec.federation.method import (
-    Blueprint,
-    Client,
-    Clock,
-    GlobalModel,
-    Method,
-    Reply,
-    State,
-    Step,
-    StepRequest,
-)
+from fdgsec.federation.global_model import Blueprint, GlobalModel
+from fdgsec.federation.method import Client, Clock, Method, Reply, State, Step, StepRequest
 from fdgsec.privacy.accounting import Use
 from fdgsec.runtime.errors import FdgsecError, UsageError
 from fdgsec.runtime.threads import THREADS, limited_threads

@@ -10,7 +10,8 @@ from fdgsec.data.roles import Roles, split_roles
 from fdgsec.data.shapes import shapes
 from fdgsec.experiments.simulated_runs.challenger import Challenger
 from fdgsec.federation.artifacts import ModelState
-from fdgsec.federation.method import Blueprint, Client, GlobalModel, Method
+from fdgsec.federation.global_model import Blueprint, GlobalModel
+from fdgsec.federation.method import Client, Method
 from fdgsec.federation.released_statistics import PooledStyles
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fediir import FedIIR

@@ -19,8 +19,9 @@ from fdgsec.federation.client_step import run_client_step
 from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.forged_artifacts import Honest, Scaled, ScaledUpdate
+from fdgsec.federation.global_model import Blueprint, GlobalModel
 from fdgsec.federation.malicious_client_protocol import ForgeryError, Leaving, Peers
-from fdgsec.federation.method import Blueprint, Client, Clock, GlobalModel, Method, Reply, StepRequest
+from fdgsec.federation.method import Client, Clock, Method, Reply, StepRequest
 from fdgsec.federation.wire import SERVER, Message
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fedavg import FedAvg

@@ -23,7 +23,8 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.data.swatches import swatches
 from fdgsec.experiments.setup.run_federation import observe
 from fdgsec.federation.artifacts import ModelState
-from fdgsec.federation.method import Blueprint, Client, GlobalModel
+from fdgsec.federation.global_model import Blueprint, GlobalModel
+from fdgsec.federation.method import Client
 from fdgsec.federation.wire import SERVER, Message
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.metrics.roc import auc

@@ -13,8 +13,9 @@ from fdgsec.experiments.simulated_runs.challenger import Challenger
 from fdgsec.federation.artifacts import ModelState, StyleBank
 from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.forged_artifacts import Flawed, Heavy, Honest, Judging, Scaled, ScaledUpdate
+from fdgsec.federation.global_model import Blueprint, GlobalModel
 from fdgsec.federation.malicious_client_protocol import MaliciousClient
-from fdgsec.federation.method import Blueprint, Client, GlobalModel, Method
+from fdgsec.federation.method import Client, Method
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fedalign import FedAlign, allocation
 from fdgsec.methods.fedavg import FedAvg

@@ -20,7 +20,7 @@ from fdgsec.data.domains import as_float
 from fdgsec.data.roles import Roles
 from fdgsec.experiments.simulated_runs.challenger import Challenger
 from fdgsec.federation.artifacts import HeadGradient
-from fdgsec.federation.method import GlobalModel
+from fdgsec.federation.global_model import GlobalModel
 from fdgsec.methods.fediir import FedIIR
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError

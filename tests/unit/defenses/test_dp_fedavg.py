@@ -19,7 +19,8 @@ from fdgsec.federation.artifacts import Artifact, ModelState
 from fdgsec.federation.defense import Defense
 from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.engines.local import LocalEngine
-from fdgsec.federation.method import Blueprint, Client, GlobalModel
+from fdgsec.federation.global_model import Blueprint, GlobalModel
+from fdgsec.federation.method import Client
 from fdgsec.federation.round_loop import RoundLoop
 from fdgsec.federation.wire import Receipt, Upload, Wire
 from fdgsec.methods.fedavg import FedAvg

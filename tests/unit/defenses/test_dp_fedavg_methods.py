@@ -8,7 +8,8 @@ from fdgsec.defenses.dp_fedavg import DPFedAvg
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.engines.local import LocalEngine
-from fdgsec.federation.method import Blueprint, Client, GlobalModel
+from fdgsec.federation.global_model import Blueprint, GlobalModel
+from fdgsec.federation.method import Client
 from fdgsec.federation.round_loop import RoundLoop
 from fdgsec.federation.stacked_methods import Stacked
 from fdgsec.federation.wire import Wire

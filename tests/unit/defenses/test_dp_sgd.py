@@ -16,7 +16,8 @@ from fdgsec.federation.artifacts import GeneratorState, ModelState, Prototypes, 
 from fdgsec.federation.defense import Defense, Outgoing, Protected, Sender
 from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.engines.local import LocalEngine
-from fdgsec.federation.method import NUMBERS, Blueprint, Client, Clock, GlobalModel, Method
+from fdgsec.federation.global_model import Blueprint, GlobalModel
+from fdgsec.federation.method import NUMBERS, Client, Clock, Method
 from fdgsec.federation.round_loop import RoundLoop
 from fdgsec.federation.stacked_methods import Stacked
 from fdgsec.federation.wire import Receipt, Upload, Wire

@@ -16,7 +16,7 @@ from fdgsec.federation.artifacts import Artifact, ImageStyles, ModelState, Score
 from fdgsec.federation.defense import Defense
 from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.engines.local import LocalEngine
-from fdgsec.federation.method import GlobalModel
+from fdgsec.federation.global_model import GlobalModel
 from fdgsec.federation.robust_statistics import median, trimmed_mean
 from fdgsec.federation.round_loop import RoundLoop
 from fdgsec.federation.wire import Message, Receipt, Upload, Wire

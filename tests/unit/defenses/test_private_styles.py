@@ -14,7 +14,8 @@ from fdgsec.defenses.private_styles import PrivateStyles
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles, Scores, StyleDistribution, StyleStatistics
 from fdgsec.federation.defense import Outgoing, Sender
 from fdgsec.federation.defense_stack import DefenseStack
-from fdgsec.federation.method import NUMBERS, SHARED_ROWS, Client, Clock, GlobalModel, Inbox, State
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import NUMBERS, SHARED_ROWS, Client, Clock, Inbox, State
 from fdgsec.federation.public_clip_bounds import (
     Frame,
     Reference,

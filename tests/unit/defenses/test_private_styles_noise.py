@@ -19,7 +19,8 @@ from fdgsec.federation.client_step import run_client_step
 from fdgsec.federation.defense import Outgoing
 from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.engines.local import LocalEngine
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, Method, Reply, State, StepRequest
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Client, Clock, Inbox, Method, Reply, State, StepRequest
 from fdgsec.federation.public_clip_bounds import Reference, client_region, pooled_frame, row_region, rows_of
 from fdgsec.federation.released_statistics import MeanSpectra, PooledStyles, ReleasedStatistic, StyleDistributions
 from fdgsec.federation.round_loop import RoundLoop

@@ -21,7 +21,8 @@ from fdgsec.federation.artifacts import (
     StyleStatistics,
 )
 from fdgsec.federation.defense_stack import DefenseStack
-from fdgsec.federation.method import NUMBERS, Client, GlobalModel, Method, State, Update
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import NUMBERS, Client, Method, State, Update
 from fdgsec.federation.wire import Upload
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fedavg import FedAvg

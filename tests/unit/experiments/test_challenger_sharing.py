@@ -7,7 +7,8 @@ import torch
 
 from fdgsec.data.roles import Roles
 from fdgsec.federation.artifacts import StyleStatistics
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, Method, State
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Client, Clock, Inbox, Method, State
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fisc import FISC
 from fdgsec.runtime.errors import UsageError

@@ -14,7 +14,8 @@ from fdgsec.data.shapes import shapes
 from fdgsec.experiments.setup.run_federation import observe
 from fdgsec.experiments.simulated_runs.challenger import Challenger
 from fdgsec.federation.artifacts import ModelState
-from fdgsec.federation.method import Blueprint, Client, GlobalModel
+from fdgsec.federation.global_model import Blueprint, GlobalModel
+from fdgsec.federation.method import Client
 from fdgsec.federation.wire import SERVER, Message
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.networks.classifiers import build_classifier

@@ -13,7 +13,8 @@ from fdgsec.experiments.setup.run_federation import observe
 from fdgsec.experiments.setup.run_inputs import with_validation
 from fdgsec.experiments.simulated_runs.challenger import Challenger
 from fdgsec.federation.artifacts import GeneratorState, ModelState
-from fdgsec.federation.method import Blueprint, Client, GlobalModel
+from fdgsec.federation.global_model import Blueprint, GlobalModel
+from fdgsec.federation.method import Client
 from fdgsec.federation.wire import SERVER
 from fdgsec.methods.feddag import FedDAG
 from fdgsec.nn.networks.classifiers import build_classifier

@@ -13,7 +13,8 @@ from fdgsec.attacks.membership.attack import Membership
 from fdgsec.attacks.statistics.release_precision import rounded
 from fdgsec.federation.artifacts import Amplitudes, ImageStyles, StyleStatistics, renumbered
 from fdgsec.federation.defense import Outgoing, Protected
-from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Inbox, Method, State
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import SHARED_ROWS, Client, Clock, Inbox, Method, State
 from fdgsec.federation.released_statistics import PooledStyles
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fisc import FISC

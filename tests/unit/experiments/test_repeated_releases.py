@@ -17,7 +17,8 @@ from fdgsec.experiments.attack.unread_releases import partly_read
 from fdgsec.experiments.report.html import render
 from fdgsec.experiments.report.text import unread
 from fdgsec.federation.artifacts import HeadGradient, ModelState, StyleStatistics
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State, Update
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Client, Clock, Inbox, State, Update
 from fdgsec.federation.release_declarations import Release
 from fdgsec.federation.wire import Message, Transcript
 from fdgsec.methods.ccst import CCST

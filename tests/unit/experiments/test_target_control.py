@@ -19,7 +19,8 @@ from fdgsec.experiments.report.schema import AttackResult
 from fdgsec.experiments.report.text import controls_of
 from fdgsec.experiments.run_config import RunConfig, attack_settings
 from fdgsec.federation.artifacts import Amplitudes
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State, Update
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Client, Clock, Inbox, State, Update
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.metrics.measurement import Control, Measurement

@@ -12,7 +12,8 @@ from fdgsec.attacks.membership.attack import Membership
 from fdgsec.attacks.reidentification.attack import Reidentification
 from fdgsec.experiments.attack.unread_releases import partly_read
 from fdgsec.federation.artifacts import Amplitudes, ImageStyles, StyleStatistics
-from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Inbox, State
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import SHARED_ROWS, Client, Clock, Inbox, State
 from fdgsec.federation.release_declarations import Release
 from fdgsec.federation.wire import Message
 from fdgsec.methods.ccst import CCST

@@ -14,17 +14,8 @@ from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.engines.state import FileStates, MemoryStates, StateMismatchError, StateStore
 from fdgsec.federation.engines.unchanged_requests import ReceivedChangedError
-from fdgsec.federation.method import (
-    Blueprint,
-    Client,
-    Clock,
-    GlobalModel,
-    Inbox,
-    Method,
-    State,
-    StepRequest,
-    Update,
-)
+from fdgsec.federation.global_model import Blueprint, GlobalModel
+from fdgsec.federation.method import Client, Clock, Inbox, Method, State, StepRequest, Update
 from fdgsec.federation.round_loop import RoundLoop
 from fdgsec.federation.wire import Wire
 from fdgsec.methods.ccst import CCST

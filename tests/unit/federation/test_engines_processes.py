@@ -17,7 +17,8 @@ from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.engines.processes import ClientStepError, ProcessEngine, forked_workers
 from fdgsec.federation.engines.state import MemoryStates
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, Method, Reply, State, StepRequest, Update
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Client, Clock, Inbox, Method, Reply, State, StepRequest, Update
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.training.training_plan import TrainingPlan

@@ -9,7 +9,8 @@ import torch
 from fdgsec.federation.artifacts import Artifact, ModelState
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.engines.state import FileStates, MemoryStates
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State, StepRequest, Update
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Client, Clock, Inbox, State, StepRequest, Update
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.runtime.errors import UsageError
 from tests.support.hostile import first_is, forged

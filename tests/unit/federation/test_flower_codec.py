@@ -30,7 +30,8 @@ from fdgsec.federation.engines.flower.codec import (
     read_request,
 )
 from fdgsec.federation.engines.state import NEVER, StateMark
-from fdgsec.federation.method import Blueprint, Clock, GlobalModel, Reply, Step, StepRequest
+from fdgsec.federation.global_model import Blueprint, GlobalModel
+from fdgsec.federation.method import Clock, Reply, Step, StepRequest
 from fdgsec.privacy.accounting import Use
 
 STYLE = StyleStatistics(mean=torch.tensor([1.0, 2.0]), std=torch.tensor([3.0, 4.0]))

@@ -21,7 +21,8 @@ from fdgsec.federation.engines.flower.grid import VERB
 from fdgsec.federation.engines.flower.handler import answer
 from fdgsec.federation.engines.flower.step_limits import RefusedError, admit_run
 from fdgsec.federation.engines.state import NEVER
-from fdgsec.federation.method import Clock, GlobalModel, Reply, Step, StepRequest
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Clock, Reply, Step, StepRequest
 from fdgsec.runtime.errors import FdgsecError
 from tests.support.hostile import altered, first_is
 from tests.support.paper_grid import PaperGrid

@@ -12,8 +12,9 @@ from fdgsec.federation.artifacts import Artifact, ImageStyles, ModelState, Score
 from fdgsec.federation.client_step import run_client_step
 from fdgsec.federation.defense_stack import DefenseStack
 from fdgsec.federation.forged_artifacts import Flaw, Flawed, Heavy, Honest, Judging, Scaled, ScaledUpdate
+from fdgsec.federation.global_model import GlobalModel
 from fdgsec.federation.malicious_client_protocol import ForgeryError, Leaving, MaliciousClient, forge_reply
-from fdgsec.federation.method import Clock, GlobalModel, Reply, StepRequest
+from fdgsec.federation.method import Clock, Reply, StepRequest
 from fdgsec.runtime.errors import ArtifactError
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.answers import Harm

@@ -9,7 +9,8 @@ import torch
 
 from fdgsec.experiments.audit.small_networks import layered, one_layer, small_model
 from fdgsec.federation.artifacts import ModelState, Scores
-from fdgsec.federation.method import Blueprint, Client, GlobalModel, Inbox, State
+from fdgsec.federation.global_model import Blueprint, GlobalModel
+from fdgsec.federation.method import Client, Inbox, State
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.networks.classifiers import Classifier, Norm
 from fdgsec.nn.training.training_loop import predictions

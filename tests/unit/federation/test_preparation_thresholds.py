@@ -10,7 +10,8 @@ from torch.nn import functional
 
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.data.shapes import shapes
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Client, Clock, Inbox, State
 from fdgsec.federation.record_preparation import mixed_records
 from fdgsec.federation.replaced_records import with_records_replaced
 from fdgsec.methods.fedavg import FedAvg

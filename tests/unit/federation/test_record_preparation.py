@@ -14,7 +14,8 @@ from fdgsec.data.domains import as_float
 from fdgsec.defenses.dp_sgd import DPSGD
 from fdgsec.federation.client_step import run_client_step
 from fdgsec.federation.defense_stack import DefenseStack
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, Method, State, StepRequest, Update
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Client, Clock, Inbox, Method, State, StepRequest, Update
 from fdgsec.federation.record_preparation import mixed_records
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.networks.classifiers import Classifier

@@ -9,7 +9,8 @@ from fdgsec.data.shapes import shapes
 from fdgsec.experiments.setup.run_federation import observe
 from fdgsec.federation.artifacts import ImageStyles, ModelState, StyleDistribution, StyleStatistics
 from fdgsec.federation.early_layer_encoder import ModelEncoder
-from fdgsec.federation.method import Blueprint, Client, GlobalModel
+from fdgsec.federation.global_model import Blueprint, GlobalModel
+from fdgsec.federation.method import Client
 from fdgsec.federation.released_statistics import MeanStyles, PooledStyles, StyleDistributions
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fisc import FISC, Sigma

@@ -19,7 +19,8 @@ from fdgsec.federation.artifacts import (
     Scores,
     StyleStatistics,
 )
-from fdgsec.federation.method import Blueprint, Clock, GlobalModel, Inbox, Reply, StepRequest, Update
+from fdgsec.federation.global_model import Blueprint, GlobalModel
+from fdgsec.federation.method import Clock, Inbox, Reply, StepRequest, Update
 from fdgsec.federation.reply_checks import differing_replies, objection
 from fdgsec.federation.stacked_methods import Stacked
 from fdgsec.methods.ccst import CCST

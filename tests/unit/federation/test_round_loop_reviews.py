@@ -9,7 +9,8 @@ import torch
 
 from fdgsec.experiments.run_config import build
 from fdgsec.federation.artifacts import Artifact, ModelState, Scores
-from fdgsec.federation.method import Blueprint, GlobalModel, Method, Reply, Step
+from fdgsec.federation.global_model import Blueprint, GlobalModel
+from fdgsec.federation.method import Method, Reply, Step
 from fdgsec.federation.participation import ClientFailedError
 from fdgsec.federation.reply_checks import select_scores
 from fdgsec.methods.fedavg import FedAvg, detached

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fdgsec.data.shapes import shapes
 from fdgsec.federation.artifacts import ModelState
-from fdgsec.federation.method import Blueprint, GlobalModel
+from fdgsec.federation.global_model import Blueprint, GlobalModel
 from fdgsec.federation.weight_perturbation import (
     batch_gradient,
     gradient_of,

@@ -10,7 +10,8 @@ import torch
 from fdgsec.experiments.run_config import RunConfig, resolve_settings
 from fdgsec.experiments.setup.run_inputs import method_of
 from fdgsec.federation.artifacts import ModelState, Scores
-from fdgsec.federation.method import Blueprint, Client, Clock, GlobalModel, Inbox, Method, State, Update
+from fdgsec.federation.global_model import Blueprint, GlobalModel
+from fdgsec.federation.method import Client, Clock, Inbox, Method, State, Update
 from fdgsec.federation.stacked_methods import Stacked
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.dsu import DSU

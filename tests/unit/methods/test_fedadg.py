@@ -10,7 +10,8 @@ from torch import Tensor
 from fdgsec.data.domains import as_float
 from fdgsec.experiments.run_config import build, load_preset
 from fdgsec.federation.artifacts import GeneratorState, ModelState
-from fdgsec.federation.method import Blueprint, Client, Clock, GlobalModel
+from fdgsec.federation.global_model import Blueprint, GlobalModel
+from fdgsec.federation.method import Client, Clock
 from fdgsec.methods.fedadg import FedADG, SmoothedCrossEntropy
 from fdgsec.methods.fedavg import FedAvg, averaged, detached
 from fdgsec.nn.training.batches import Batch

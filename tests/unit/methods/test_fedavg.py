@@ -15,7 +15,8 @@ from fdgsec.experiments.run_config import RunConfig
 from fdgsec.experiments.train import train
 from fdgsec.federation.artifacts import ModelState, Scores
 from fdgsec.federation.engines.local import LocalEngine
-from fdgsec.federation.method import Client, GlobalModel, State, Update
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Client, State, Update
 from fdgsec.federation.round_loop import ClientFailedError, RoundLoop
 from fdgsec.federation.stacked_methods import Stacked
 from fdgsec.federation.wire import SERVER, Message, Wire

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from fdgsec.federation.artifacts import ModelState
-from fdgsec.federation.method import Blueprint, Client, Clock, GlobalModel
+from fdgsec.federation.global_model import Blueprint, GlobalModel
+from fdgsec.federation.method import Client, Clock
 from fdgsec.methods.fedavg import KEPT, FedAvg, averaged, detached
 from fdgsec.methods.fedbn import FedBN, norm_entries
 from fdgsec.nn.networks.classifiers import build_classifier

@@ -8,7 +8,8 @@ import torch
 from fdgsec.data.domains import as_float
 from fdgsec.experiments.run_config import build, load_preset
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ModelState
-from fdgsec.federation.method import SHARED_ROWS, Blueprint, Client, Clock, GlobalModel
+from fdgsec.federation.global_model import Blueprint, GlobalModel
+from fdgsec.federation.method import SHARED_ROWS, Client, Clock
 from fdgsec.federation.stacked_methods import Stacked
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fedavg import FedAvg

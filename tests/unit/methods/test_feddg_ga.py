@@ -7,7 +7,8 @@ import torch
 
 from fdgsec.experiments.run_config import build, load_preset
 from fdgsec.federation.artifacts import ModelState, Scores
-from fdgsec.federation.method import Blueprint, Client, Clock, GlobalModel, Update
+from fdgsec.federation.global_model import Blueprint, GlobalModel
+from fdgsec.federation.method import Client, Clock, Update
 from fdgsec.methods.fedavg import detached
 from fdgsec.methods.feddg_ga import FedDGGA
 from fdgsec.methods.fedprox import FedProx

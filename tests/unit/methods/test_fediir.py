@@ -5,7 +5,8 @@ import torch
 
 from fdgsec.experiments.run_config import build, load_preset
 from fdgsec.federation.artifacts import HeadGradient, ModelState, Scores
-from fdgsec.federation.method import Blueprint, Client, Clock, GlobalModel
+from fdgsec.federation.global_model import Blueprint, GlobalModel
+from fdgsec.federation.method import Client, Clock
 from fdgsec.methods.fedavg import FedAvg, detached
 from fdgsec.methods.fediir import FedIIR
 from fdgsec.nn.training.training_plan import TrainingPlan

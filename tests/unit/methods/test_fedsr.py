@@ -9,7 +9,8 @@ from torch.nn import functional
 from fdgsec.data.domains import as_float
 from fdgsec.experiments.run_config import build
 from fdgsec.federation.artifacts import ModelState
-from fdgsec.federation.method import Blueprint, Client, Clock, GlobalModel
+from fdgsec.federation.global_model import Blueprint, GlobalModel
+from fdgsec.federation.method import Client, Clock
 from fdgsec.methods.fedavg import KEPT, detached
 from fdgsec.methods.fedsr import REFERENCE, FedSR, SimpleRepresentation, StochasticClassifier, divergence
 from fdgsec.nn.training.batches import Batch

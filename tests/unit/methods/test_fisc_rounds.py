@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from fdgsec.federation.engines.local import LocalEngine
-from fdgsec.federation.method import Client, GlobalModel
+from fdgsec.federation.global_model import GlobalModel
+from fdgsec.federation.method import Client
 from fdgsec.federation.round_loop import RoundLoop
 from fdgsec.federation.wire import Transcript, Wire
 from fdgsec.methods.fedavg import averaged

@@ -5,7 +5,8 @@ import torch
 
 from fdgsec.experiments.run_config import build, load_preset
 from fdgsec.federation.artifacts import ModelState, Prototypes, Scores
-from fdgsec.federation.method import Blueprint, Client, Clock, GlobalModel, Update
+from fdgsec.federation.global_model import Blueprint, GlobalModel
+from fdgsec.federation.method import Client, Clock, Update
 from fdgsec.methods.fedavg import FedAvg, detached
 from fdgsec.methods.fpl import FPL, cluster_prototypes
 from fdgsec.nn.training.training_plan import TrainingPlan

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fdgsec.federation.method import Blueprint
+from fdgsec.federation.global_model import Blueprint
 from fdgsec.methods.jigen import JiGen, JigsawClassifier, JigsawLoss, shuffle_tiles, tile_orders
 from fdgsec.nn.training.batches import Batch
 from fdgsec.nn.training.training_plan import TrainingPlan

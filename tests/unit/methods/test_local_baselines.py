@@ -11,7 +11,8 @@ from torch.nn import functional
 
 from fdgsec.experiments.run_config import build, load_preset
 from fdgsec.federation.artifacts import ModelState
-from fdgsec.federation.method import Blueprint, Client, Clock, GlobalModel
+from fdgsec.federation.global_model import Blueprint, GlobalModel
+from fdgsec.federation.method import Client, Clock
 from fdgsec.methods.dsu import DSU, perturb_styles
 from fdgsec.methods.fedavg import FedAvg, detached
 from fdgsec.methods.fedbn import FedBN

@@ -29,7 +29,8 @@ from fdgsec.federation.engines.flower.codec import (
 )
 from fdgsec.federation.engines.flower.step_limits import RefusedError, StepLimits
 from fdgsec.federation.engines.state import FileStates, StateMark, StateMismatchError, check_mark
-from fdgsec.federation.method import Blueprint, Client, GlobalModel, Method, Reply, State, Step, StepRequest
+from fdgsec.federation.global_model import Blueprint, GlobalModel
+from fdgsec.federation.method import Client, Method, Reply, State, Step, StepRequest
 from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.errors import DataError, FdgsecError
 from fdgsec.runtime.threads import limited_threads
