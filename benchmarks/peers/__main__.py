@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -32,6 +32,8 @@ REPOSITORIES = {
     ccst.OPTION: (ccst.REPOSITORY, ccst.COMMIT),
     ccst.ADAIN_OPTION: (ccst.ADAIN_REPOSITORY, ccst.ADAIN_COMMIT),
 }
+BACKBONES = {fisc.OPTION: fisc.BACKBONE, ccst.OPTION: ccst.NETWORK}
+"""The network of each comparison."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -65,20 +67,20 @@ def clones_of(given: argparse.Namespace) -> dict[str, Clone]:
     return found
 
 
-def comparisons(clones: dict[str, Clone], setting: Setting, scratch: Path) -> Iterator[Comparison]:
+def comparisons(clones: Mapping[str, Clone], settings: Mapping[str, Setting], scratch: Path) -> Iterator[Comparison]:
     """One after the other, because each holds networks of its own."""
     if fisc.OPTION in clones:
-        yield fisc.compared(clones[fisc.OPTION], setting, scratch=scratch)
+        yield fisc.compared(clones[fisc.OPTION], settings[fisc.OPTION], scratch=scratch)
     if ccst.OPTION in clones:
-        yield ccst.compared(clones[ccst.OPTION], clones[ccst.ADAIN_OPTION], setting, scratch=scratch)
+        yield ccst.compared(clones[ccst.OPTION], clones[ccst.ADAIN_OPTION], settings[ccst.OPTION], scratch=scratch)
 
 
-def table(clones: dict[str, Clone], setting: Setting, *, repeats: int) -> list[dict[str, object]]:
-    """Measure and print all rows."""
+def table(clones: Mapping[str, Clone], settings: Mapping[str, Setting], *, repeats: int) -> list[dict[str, object]]:
+    """Measure and print all rows; `settings` has one for each comparison."""
     rows: list[dict[str, object]] = []
     print(HEAD, flush=True)
     with tempfile.TemporaryDirectory() as scratch:
-        for comparison in comparisons(clones, setting, Path(scratch)):
+        for comparison in comparisons(clones, settings, Path(scratch)):
             found = measure(comparison, repeats=repeats)
             print("\n".join(map(line, found)), flush=True)
             rows += found
@@ -89,11 +91,14 @@ def main(words: Sequence[str]) -> None:
     """Measure, print, and write JSON where `--out` says."""
     asked = parser()
     given = asked.parse_args(words)
-    setting = Setting(backbone=fisc.BACKBONE, image_size=given.size, batch=given.batch, steps=given.batches)
+    settings = {
+        option: Setting(backbone=backbone, image_size=given.size, batch=given.batch, steps=given.batches)
+        for option, backbone in BACKBONES.items()
+    }
     try:
         clones = clones_of(given)
         torch.set_num_threads(1)
-        rows = table(clones, setting, repeats=given.repeats)
+        rows = table(clones, settings, repeats=given.repeats)
     except UsageError as error:
         asked.error(str(error))
     if given.out is not None:

@@ -45,6 +45,7 @@ from fdgsec.nn.training.precision import FLOAT, STYLIZATION, precision_of
 OPTION, REPOSITORY, COMMIT = "--ccst", "JeremyCJM/CCST", "112f35c3f75951916663115bb2528eb29b47b495"
 ADAIN_OPTION, ADAIN_REPOSITORY = "--adain", "naoto0804/pytorch-AdaIN"
 ADAIN_COMMIT = "4a5eef64d2a0ab5e1737ffbb345d9e72d2f1adc9"
+NETWORK = "VGG-19"
 FOLDER = "style_transfer/AdaIN"
 STATISTICS, TRANSFER = f"{FOLDER}/mean_std_computation_effcientMem.py", f"{FOLDER}/CCST_OverallStyleTransfer.py"
 TARGET, SOURCES = "sketch", ("art_painting", "cartoon", "photo")
@@ -143,7 +144,7 @@ def compared(clone: Clone, adain: Clone, setting: Setting, *, scratch: Path) -> 
     drawing = partial(passes, [encoder.encoder, encoder.decoder], images, block=setting.batch)
     best = fastest(probe([encoder.encoder], images)), fastest(probe([encoder.encoder, encoder.decoder], images))
     return Comparison(
-        network="VGG-19", pixels=setting.image_size, images=len(pixels),
+        network=NETWORK, pixels=setting.image_size, images=len(pixels),
         jobs={
             "their statistics": peer.statistics(batches, scratch), "our statistics": statistics,
             "bare statistics": encoding(precision=FLOAT),

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from importlib.util import module_from_spec, spec_from_file_location
+from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
 
@@ -70,17 +71,24 @@ def stub(name: str, **members: object) -> ModuleType:
     return module
 
 
+def package(name: str, folder: Path, **members: object) -> ModuleType:
+    """A package called `name` with these members, whose modules are the files in `folder`; its __init__ is not run."""
+    made = stub(name, **members)
+    made.__path__ = [str(folder)]
+    return made
+
+
 @contextmanager
 def isolation(clone: Clone, *, search: Sequence[str], stubs: Mapping[str, ModuleType]) -> Iterator[None]:
     """Import from the folders `search` of the clone, with `stubs` in place of the modules of these names.
 
-    Modules of this process whose names the clone has too are hidden meanwhile. Afterwards sys.path and sys.modules have
-    what they had before, except for installed packages that the clone imports. No byte code is written. An import that
-    fails is a UsageError."""
+    Modules of this process whose names the clone or `stubs` have too are hidden meanwhile. Afterwards sys.path and
+    sys.modules have what they had before, except for installed packages that the clone imports. No byte code is
+    written. An import that fails is a UsageError."""
     folders = [clone.folder / name for name in search]
     entries = [entry for folder in folders if folder.is_dir() for entry in folder.iterdir()]
     names = {entry.stem for entry in entries if entry.suffix == ".py" or entry.is_dir()} - {"__main__"}
-    names |= {name.partition(".")[0] for name in stubs}
+    names |= set(stubs)
     path, written = list(sys.path), sys.dont_write_bytecode
     hidden = taken_out(names)
     sys.path[:0] = [str(folder) for folder in folders]
@@ -100,8 +108,8 @@ def isolation(clone: Clone, *, search: Sequence[str], stubs: Mapping[str, Module
 
 
 def taken_out(names: set[str]) -> dict[str, ModuleType]:
-    """Remove the modules with these top-level names from sys.modules, and return them."""
-    found = [name for name in sys.modules if name.partition(".")[0] in names]
+    """Remove the modules with these names, and those inside them, from sys.modules, and return them."""
+    found = [name for name in sys.modules if not names.isdisjoint(accumulate(name.split("."), "{}.{}".format))]
     return {name: sys.modules.pop(name) for name in found}
 
 

@@ -18,8 +18,7 @@ and no worker (theirs has 32), wandb.log, termcolor and tqdm by functions that d
 by random weights, ResNet-50's pretrained weights by random ones, nn.DataParallel by the network itself, the device by
 "cpu". FINCH and the server are not run."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
@@ -31,19 +30,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
-from torchvision import models
 
 from benchmarks.method_speed import silent, subject_of
-from benchmarks.passes import Bare, views
 from benchmarks.peers.adain_networks import Pair, passes, probe
 from benchmarks.peers.clones import Clone, isolation, stub, working_in
 from benchmarks.peers.comparison import Comparison, Row
-from benchmarks.peers.formats import FORMATS, PART, fastest
+from benchmarks.peers.formats import FORMATS, fastest
+from benchmarks.peers.training_passes import TrainingPasses
+from benchmarks.peers.untrained_networks import without_weights
 from benchmarks.training_speed import CLASSES, CPU, Job, Setting, images_of
 from fdgsec.data.domains import as_float
 from fdgsec.methods.fisc import AT_ONCE, FISC
 from fdgsec.nn.networks.classifiers import Normalization
-from fdgsec.nn.training.precision import STYLIZATION, Precision, precision_of
+from fdgsec.nn.training.precision import STYLIZATION, precision_of
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream
 
@@ -140,7 +139,7 @@ class Peer:
             "optimizer_config": {"lr": plan.learning_rate}, "hparam1": 1.0, "param_1": 0.5, "infoNCET": 0.02,
             "output_size": setting.image_size, "num_rounds": 50, "dataset": "random", "split_scheme": "random",
         }  # fmt: skip
-        with working_in(scratch), patch.object(nn, "DataParallel", itself), without_weights():
+        with working_in(scratch), patch.object(nn, "DataParallel", itself), without_weights(BACKBONE):
             member = self.clone.function(self.client, "DGClient", file=CLIENT)(0, "cpu", records, bundle, options)
             featurizer = self.clone.function(self.networks, "ResNet", file=MODELS)((3, None, None))
             width = self.clone.attribute(featurizer, "n_outputs", file=MODELS)
@@ -160,18 +159,6 @@ class Peer:
         return job
 
 
-@contextmanager
-def without_weights() -> Iterator[None]:
-    """Have ResNet-50 built without downloading weights."""
-    build = models.resnet50
-
-    def unweighted(*, pretrained: bool) -> object:  # noqa: ARG001
-        return build(weights=None)
-
-    with patch.object(models, "resnet50", unweighted):
-        yield
-
-
 def plan_of(setting: Setting) -> TrainingPlan:
     """What both sides train with: the authors' optimizer and learning rate, and batch norm that does not train."""
     return TrainingPlan(batch_size=setting.batch, optimizer="adam", learning_rate=3e-5, freeze_norm=True)
@@ -188,21 +175,17 @@ def compared(clone: Clone, setting: Setting, *, scratch: Path) -> Comparison:
     assert model is not None
     first = replace(subject, state={})
 
-    def training(precision: Precision | None, *, steps: int, part: int = 1) -> Job:
-        shorter = replace(plan, batch_size=max(1, plan.batch_size // part))
-        bare = Bare.of(model.module(), shorter, image_size=setting.image_size, precision=precision)
-        return partial(views, bare, count=2, steps=steps)
-
+    training = TrainingPasses.of_views(model, plan, setting, count=2)
     images = as_float(subject.client.data.pixels())
     transfer = partial(passes, [encoder.encoder, encoder.decoder], images, block=AT_ONCE)
-    best = fastest(partial(training, steps=1, part=PART)), fastest(probe([encoder.encoder, encoder.decoder], images))
+    best = training.fastest(), fastest(probe([encoder.encoder, encoder.decoder], images))
     return Comparison(
         network=setting.backbone, pixels=setting.image_size, images=setting.batch * setting.steps,
         jobs={
             "peer": theirs, "later": silent(subject.fit), "first": silent(first.fit),
-            "bare": training(None, steps=setting.steps),
+            "bare": training.job(),
             "bare transfer": transfer(precision=precision_of(CPU, STYLIZATION)),
-            "limit": training(FORMATS[best[0]], steps=setting.steps),
+            "limit": training.job(FORMATS[best[0]]),
             "limit transfer": transfer(precision=FORMATS[best[1]]),
         },
         rows=[

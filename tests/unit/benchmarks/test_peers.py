@@ -1,3 +1,4 @@
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,7 +7,7 @@ from types import ModuleType
 import pytest
 
 from benchmarks.peers import ccst
-from benchmarks.peers.__main__ import REPOSITORIES, main, table
+from benchmarks.peers.__main__ import BACKBONES, REPOSITORIES, main, table
 from benchmarks.peers.clones import Clone, Script, isolation, stub
 from benchmarks.peers.comparison import HEAD, Comparison, Row, line, numbers
 from benchmarks.training_speed import Setting, Timing
@@ -112,7 +113,7 @@ FILES = {
     },
     "--adain": {"net.py": NET},
 }
-SETTING = Setting(backbone="tiny", image_size=32, batch=4, steps=2)
+SETTINGS = dict.fromkeys(BACKBONES, Setting(backbone="tiny", image_size=32, batch=4, steps=2))
 
 
 @pytest.fixture
@@ -145,7 +146,7 @@ def test_every_clone_gives_its_rows_and_is_left_as_it_was(
 ):
     path, modules, before = list(sys.path), set(sys.modules), listing(tmp_path)
 
-    rows = table(clones, SETTING, repeats=2)
+    rows = table(clones, SETTINGS, repeats=2)
 
     assert [row["job"] for row in rows] == ["fisc", "fisc, first round", "ccst-statistics", "ccst-stylization"]
     assert all(row["images"] == 8 and row["pixels"] == 32 for row in rows)
@@ -159,7 +160,7 @@ def test_every_clone_gives_its_rows_and_is_left_as_it_was(
 def test_only_rows_of_given_clones_are_measured(clones: dict[str, Clone]):
     del clones["--fisc"]
 
-    rows = table(clones, SETTING, repeats=1)
+    rows = table(clones, SETTINGS, repeats=1)
 
     assert [row["job"] for row in rows] == ["ccst-statistics", "ccst-stylization"]
 
@@ -192,7 +193,7 @@ def test_a_missing_file_is_named_with_the_repository(clones: dict[str, Clone], t
     (clones[option].folder / file).unlink()
 
     with pytest.raises(UsageError, match=f"has no {file}; expected a clone of {REPOSITORIES[option][0]} at"):
-        table({each: clones[each] for each in together(option)}, SETTING, repeats=1)
+        table({each: clones[each] for each in together(option)}, SETTINGS, repeats=1)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +212,7 @@ def test_a_missing_name_is_named_with_its_file(clones: dict[str, Clone], option:
     path.write_text(f"{path.read_text()}\ndel {name}\n")
 
     with pytest.raises(UsageError, match=f"^{file} of {option} .* defines no {name.split('.')[-1]}; expected a clone"):
-        table({each: clones[each] for each in together(option)}, SETTING, repeats=1)
+        table({each: clones[each] for each in together(option)}, SETTINGS, repeats=1)
 
 
 def test_an_import_that_fails_says_what_is_missing_and_leaves_nothing(clones: dict[str, Clone]):
@@ -254,3 +255,11 @@ def test_ccst_is_refused_without_its_networks(clones: dict[str, Clone], capsys: 
 
     assert stopped.value.code == 2
     assert "--ccst and --adain go together" in capsys.readouterr().err
+
+
+def test_a_stub_inside_an_installed_package_leaves_the_package_alone(clones: dict[str, Clone]):
+    with isolation(clones["--adain"], search=["."], stubs={"json.decoder": stub("json.decoder", value=1)}):
+        assert sys.modules["json.decoder"].value == 1
+        assert sys.modules["json"] is json
+
+    assert not hasattr(sys.modules["json.decoder"], "value")
