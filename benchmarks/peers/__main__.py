@@ -1,4 +1,4 @@
-"""fdgsec beside the authors' own code: `python -m benchmarks.peers --fisc PATH --ccst PATH --adain PATH`.
+"""fdgsec beside the authors' own code: `python -m benchmarks.peers --fedccrl PATH --fisc PATH`, or other clones.
 
 The paths are clones that you have; nothing is downloaded, and nothing in them is changed. In each row "peer" is the
 authors' function or loop, imported from the clone, "ours" fdgsec doing the same job, "bare" the network passes that the
@@ -20,7 +20,7 @@ import torch
 from benchmarks.__main__ import TUNED
 from benchmarks.__main__ import surroundings as environment_of
 from benchmarks.method_speed import surroundings
-from benchmarks.peers import ccst, fisc
+from benchmarks.peers import ccst, fedccrl, fisc
 from benchmarks.peers.clones import Clone
 from benchmarks.peers.comparison import HEAD, Comparison, line, measure
 from benchmarks.training_speed import Setting
@@ -31,8 +31,11 @@ REPOSITORIES = {
     fisc.OPTION: (fisc.REPOSITORY, fisc.COMMIT),
     ccst.OPTION: (ccst.REPOSITORY, ccst.COMMIT),
     ccst.ADAIN_OPTION: (ccst.ADAIN_REPOSITORY, ccst.ADAIN_COMMIT),
+    fedccrl.OPTION: (fedccrl.REPOSITORY, fedccrl.COMMIT),
 }
-BACKBONES = {fisc.OPTION: fisc.BACKBONE, ccst.OPTION: ccst.NETWORK}
+BACKBONES = {
+    fisc.OPTION: fisc.BACKBONE, ccst.OPTION: ccst.NETWORK, fedccrl.OPTION: fedccrl.BACKBONE,
+}  # fmt: skip
 """The network of each comparison."""
 
 
@@ -73,6 +76,8 @@ def comparisons(clones: Mapping[str, Clone], settings: Mapping[str, Setting], sc
         yield fisc.compared(clones[fisc.OPTION], settings[fisc.OPTION], scratch=scratch)
     if ccst.OPTION in clones:
         yield ccst.compared(clones[ccst.OPTION], clones[ccst.ADAIN_OPTION], settings[ccst.OPTION], scratch=scratch)
+    if fedccrl.OPTION in clones:
+        yield fedccrl.compared(clones[fedccrl.OPTION], settings[fedccrl.OPTION], scratch=scratch)
 
 
 def table(clones: Mapping[str, Clone], settings: Mapping[str, Setting], *, repeats: int) -> list[dict[str, object]]:

@@ -104,6 +104,72 @@ for _ in data_helper.get_train_dataloader(None):
 def style_transfer(vgg, decoder, content, style, alpha):
     return decoder(restyled(vgg(content), style))
 """
+AVERAGING = """
+import torch
+from torch.utils.data import DataLoader
+
+from model.models import network
+from utils.optimizers_shcedulers import get_optimizer
+from utils.tools import get_best_device, local_time
+
+
+class FedAvgClient:
+    def __init__(self, args, dataset, client_id, logger):
+        self.args, self.client_id, self.logger = args, client_id, logger
+        self.loader = DataLoader(dataset, batch_size=args.batch_size, shuffle=True)
+        self.classification_model = network()
+        self.optimizer = get_optimizer(self.classification_model, args.optimizer, args.lr)
+
+    def load_model_weights(self, state):
+        self.classification_model.load_state_dict(state)
+
+    def move2new_device(self):
+        assert get_best_device(self.args.use_cuda) == torch.device("cuda:2")
+        self.classification_model.to(torch.device("cuda:2"))
+"""
+VIEWS = """
+import torch
+from algorithm.client.fedavg import FedAvgClient
+from utils.tools import local_time
+
+
+class FedCCRLClient(FedAvgClient):
+    def download_statistic_pool(self, pool):
+        for values in pool.values():
+            assert len(values.pop(self.client_id)) == 0
+        self.pool = torch.cat([torch.cat(pool["mean"]), torch.cat(pool["std"])], 1)
+
+    def train(self):
+        assert self.pool.shape == (2 * 16, 6, 1, 1)
+        assert torch.is_anomaly_enabled() in DETECTING
+        for images, labels in self.loader:
+            torch.nn.functional.cross_entropy(self.classification_model(images), labels).backward()
+            self.optimizer.step()
+        self.logger.log(local_time())
+        open("written", "w").close()
+
+
+DETECTING = [False]
+"""
+VIEWED = {
+    "algorithm/client/fedavg.py": AVERAGING,
+    "model/models.py": """
+import torch
+from torchvision import models
+
+
+def network():
+    body = models.mobilenet_v3_large(weights="from the net")
+    return torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 7))
+""",
+    "utils/optimizers_shcedulers.py": """
+from torch import optim
+
+
+def get_optimizer(model, name, rate):
+    return {"adam": optim.Adam}[name](model.parameters(), lr=rate)
+""",
+}
 FILES = {
     "--fisc": {"src/adain_net.py": NETWORKS, "src/client.py": CLIENT, "src/models.py": MODELS},
     "--ccst": {
@@ -112,8 +178,9 @@ FILES = {
         "style_transfer/AdaIN/CCST_OverallStyleTransfer.py": TRANSFER,
     },
     "--adain": {"net.py": NET},
-}
-SETTINGS = dict.fromkeys(BACKBONES, Setting(backbone="tiny", image_size=32, batch=4, steps=2))
+    "--fedccrl": {"algorithm/client/fedccrl.py": VIEWS, **VIEWED},
+}  # fmt: skip
+SETTINGS = dict.fromkeys(BACKBONES, Setting(backbone="tiny", image_size=32, batch=32, steps=1))
 
 
 @pytest.fixture
@@ -133,7 +200,7 @@ def written(folder: Path, option: str) -> Clone:
 
 
 def together(option: str) -> tuple[str, ...]:
-    return ("--fisc",) if option == "--fisc" else ("--ccst", "--adain")
+    return ("--ccst", "--adain") if option in ("--ccst", "--adain") else (option,)
 
 
 def listing(folder: Path) -> list[str]:
@@ -148,19 +215,22 @@ def test_every_clone_gives_its_rows_and_is_left_as_it_was(
 
     rows = table(clones, SETTINGS, repeats=2)
 
-    assert [row["job"] for row in rows] == ["fisc", "fisc, first round", "ccst-statistics", "ccst-stylization"]
-    assert all(row["images"] == 8 and row["pixels"] == 32 for row in rows)
+    assert [row["job"] for row in rows] == [
+        "fisc", "fisc, first round", "ccst-statistics", "ccst-stylization", "fedccrl",
+    ]  # fmt: skip
+    assert all(row["images"] == 32 and row["pixels"] == 32 for row in rows)
     assert capsys.readouterr().out.splitlines() == [*HEAD.splitlines(), *map(line, rows)]
     assert sys.path == path
-    assert not {name.partition(".")[0] for name in set(sys.modules) - modules} & {"src", "net", "function", "wilds"}
+    left = {name.partition(".")[0] for name in set(sys.modules) - modules}
+    assert not left & {"src", "net", "function", "wilds", "algorithm", "model", "utils"}
     assert listing(tmp_path) == before
 
 
 @pytest.mark.medium
 def test_only_rows_of_given_clones_are_measured(clones: dict[str, Clone]):
-    del clones["--fisc"]
+    named = {option: clones[option] for option in ("--ccst", "--adain")}
 
-    rows = table(clones, SETTINGS, repeats=1)
+    rows = table(named, SETTINGS, repeats=1)
 
     assert [row["job"] for row in rows] == ["ccst-statistics", "ccst-stylization"]
 
@@ -205,6 +275,9 @@ def test_a_missing_file_is_named_with_the_repository(clones: dict[str, Clone], t
         ("--fisc", "src/adain_net.py", "decoder"),
         ("--ccst", "style_transfer/AdaIN/CCST_OverallStyleTransfer.py", "style_transfer"),
         ("--adain", "net.py", "vgg"),
+        ("--fedccrl", "algorithm/client/fedccrl.py", "FedCCRLClient"),
+        ("--fedccrl", "algorithm/client/fedccrl.py", "FedCCRLClient.train"),
+        ("--fedccrl", "algorithm/client/fedavg.py", "FedAvgClient.load_model_weights"),
     ],
 )
 def test_a_missing_name_is_named_with_its_file(clones: dict[str, Clone], option: str, file: str, name: str):
