@@ -1,4 +1,4 @@
-"""fdgsec beside the authors' own code: `python -m benchmarks.peers --fedccrl PATH --fisc PATH`, or other clones.
+"""fdgsec beside the authors' own code: `python -m benchmarks.peers --fedalign PATH --fisc PATH`, or other clones.
 
 The paths are clones that you have; nothing is downloaded, and nothing in them is changed. In each row "peer" is the
 authors' function or loop, imported from the clone, "ours" fdgsec doing the same job, "bare" the network passes that the
@@ -20,7 +20,7 @@ import torch
 from benchmarks.__main__ import TUNED
 from benchmarks.__main__ import surroundings as environment_of
 from benchmarks.method_speed import surroundings
-from benchmarks.peers import ccst, fedccrl, fisc
+from benchmarks.peers import ccst, fedalign, fedccrl, fisc
 from benchmarks.peers.clones import Clone
 from benchmarks.peers.comparison import HEAD, Comparison, line, measure
 from benchmarks.training_speed import Setting
@@ -32,9 +32,11 @@ REPOSITORIES = {
     ccst.OPTION: (ccst.REPOSITORY, ccst.COMMIT),
     ccst.ADAIN_OPTION: (ccst.ADAIN_REPOSITORY, ccst.ADAIN_COMMIT),
     fedccrl.OPTION: (fedccrl.REPOSITORY, fedccrl.COMMIT),
+    fedalign.OPTION: (fedalign.REPOSITORY, fedalign.COMMIT),
 }
 BACKBONES = {
     fisc.OPTION: fisc.BACKBONE, ccst.OPTION: ccst.NETWORK, fedccrl.OPTION: fedccrl.BACKBONE,
+    fedalign.OPTION: fedalign.BACKBONE,
 }  # fmt: skip
 """The network of each comparison."""
 
@@ -78,6 +80,8 @@ def comparisons(clones: Mapping[str, Clone], settings: Mapping[str, Setting], sc
         yield ccst.compared(clones[ccst.OPTION], clones[ccst.ADAIN_OPTION], settings[ccst.OPTION], scratch=scratch)
     if fedccrl.OPTION in clones:
         yield fedccrl.compared(clones[fedccrl.OPTION], settings[fedccrl.OPTION], scratch=scratch)
+    if fedalign.OPTION in clones:
+        yield fedalign.compared(clones[fedalign.OPTION], settings[fedalign.OPTION], scratch=scratch)
 
 
 def table(clones: Mapping[str, Clone], settings: Mapping[str, Setting], *, repeats: int) -> list[dict[str, object]]:

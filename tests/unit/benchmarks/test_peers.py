@@ -5,6 +5,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 from benchmarks.peers import ccst
 from benchmarks.peers.__main__ import BACKBONES, REPOSITORIES, main, table
@@ -151,6 +152,11 @@ class FedCCRLClient(FedAvgClient):
 
 DETECTING = [False]
 """
+ALIGNED = """
+import torch
+
+torch.autograd.set_detect_anomaly(True)
+""" + VIEWS.replace("FedCCRLClient", "FedAlignClient").replace("[False]", "[True, False]")
 VIEWED = {
     "algorithm/client/fedavg.py": AVERAGING,
     "model/models.py": """
@@ -179,6 +185,7 @@ FILES = {
     },
     "--adain": {"net.py": NET},
     "--fedccrl": {"algorithm/client/fedccrl.py": VIEWS, **VIEWED},
+    "--fedalign": {"algorithm/client/fedalign.py": ALIGNED, **VIEWED},
 }  # fmt: skip
 SETTINGS = dict.fromkeys(BACKBONES, Setting(backbone="tiny", image_size=32, batch=32, steps=1))
 
@@ -216,13 +223,15 @@ def test_every_clone_gives_its_rows_and_is_left_as_it_was(
     rows = table(clones, SETTINGS, repeats=2)
 
     assert [row["job"] for row in rows] == [
-        "fisc", "fisc, first round", "ccst-statistics", "ccst-stylization", "fedccrl",
+        "fisc", "fisc, first round", "ccst-statistics", "ccst-stylization", "fedccrl", "fedalign",
+        "fedalign, no anomaly detection",
     ]  # fmt: skip
     assert all(row["images"] == 32 and row["pixels"] == 32 for row in rows)
     assert capsys.readouterr().out.splitlines() == [*HEAD.splitlines(), *map(line, rows)]
     assert sys.path == path
     left = {name.partition(".")[0] for name in set(sys.modules) - modules}
     assert not left & {"src", "net", "function", "wilds", "algorithm", "model", "utils"}
+    assert not torch.is_anomaly_enabled()
     assert listing(tmp_path) == before
 
 
@@ -278,6 +287,7 @@ def test_a_missing_file_is_named_with_the_repository(clones: dict[str, Clone], t
         ("--fedccrl", "algorithm/client/fedccrl.py", "FedCCRLClient"),
         ("--fedccrl", "algorithm/client/fedccrl.py", "FedCCRLClient.train"),
         ("--fedccrl", "algorithm/client/fedavg.py", "FedAvgClient.load_model_weights"),
+        ("--fedalign", "algorithm/client/fedalign.py", "FedAlignClient"),
     ],
 )
 def test_a_missing_name_is_named_with_its_file(clones: dict[str, Clone], option: str, file: str, name: str):
