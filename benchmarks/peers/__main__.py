@@ -20,7 +20,7 @@ import torch
 from benchmarks.__main__ import TUNED
 from benchmarks.__main__ import surroundings as environment_of
 from benchmarks.method_speed import surroundings
-from benchmarks.peers import ccst, fedalign, fedccrl, fisc
+from benchmarks.peers import ccst, fedalign, fedccrl, fisc, stablefdg
 from benchmarks.peers.clones import Clone
 from benchmarks.peers.comparison import HEAD, Comparison, line, measure
 from benchmarks.training_speed import Setting
@@ -33,10 +33,11 @@ REPOSITORIES = {
     ccst.ADAIN_OPTION: (ccst.ADAIN_REPOSITORY, ccst.ADAIN_COMMIT),
     fedccrl.OPTION: (fedccrl.REPOSITORY, fedccrl.COMMIT),
     fedalign.OPTION: (fedalign.REPOSITORY, fedalign.COMMIT),
+    stablefdg.OPTION: (stablefdg.REPOSITORY, stablefdg.COMMIT),
 }
 BACKBONES = {
     fisc.OPTION: fisc.BACKBONE, ccst.OPTION: ccst.NETWORK, fedccrl.OPTION: fedccrl.BACKBONE,
-    fedalign.OPTION: fedalign.BACKBONE,
+    fedalign.OPTION: fedalign.BACKBONE, stablefdg.OPTION: stablefdg.BACKBONE,
 }  # fmt: skip
 """The network of each comparison."""
 
@@ -82,6 +83,8 @@ def comparisons(clones: Mapping[str, Clone], settings: Mapping[str, Setting], sc
         yield fedccrl.compared(clones[fedccrl.OPTION], settings[fedccrl.OPTION], scratch=scratch)
     if fedalign.OPTION in clones:
         yield fedalign.compared(clones[fedalign.OPTION], settings[fedalign.OPTION], scratch=scratch)
+    if stablefdg.OPTION in clones:
+        yield stablefdg.compared(clones[stablefdg.OPTION], settings[stablefdg.OPTION], scratch=scratch)
 
 
 def table(clones: Mapping[str, Clone], settings: Mapping[str, Setting], *, repeats: int) -> list[dict[str, object]]:

@@ -7,11 +7,12 @@ from types import ModuleType
 import pytest
 import torch
 
-from benchmarks.peers import ccst
+from benchmarks.peers import ccst, stablefdg
 from benchmarks.peers.__main__ import BACKBONES, REPOSITORIES, main, table
 from benchmarks.peers.clones import Clone, Script, isolation, stub
 from benchmarks.peers.comparison import HEAD, Comparison, Row, line, numbers
 from benchmarks.training_speed import Setting, Timing
+from fdgsec.methods.stablefdg import LocalLearning
 from fdgsec.nn.styles.image_styles import forget_encoders
 from fdgsec.runtime.errors import UsageError
 
@@ -176,6 +177,109 @@ def get_optimizer(model, name, rate):
     return {"adam": optim.Adam}[name](model.parameters(), lr=rate)
 """,
 }
+TRAINER = """
+import torch
+from dassl.engine import TRAINER_REGISTRY, TrainerX_fed
+from dassl.metrics import compute_accuracy
+
+
+@TRAINER_REGISTRY.register()
+class Vanilla2(TrainerX_fed):
+    def __init__(self, config):
+        raise RuntimeError("this reads a dataset")
+
+    def forward_backward_fed(self, batch, balanced, network, style):
+        assert balanced["label"].tolist() == sorted(set(balanced["label"].tolist()))
+        output = network(batch["img"].to(self.device), style)
+        loss = torch.nn.functional.cross_entropy(output, batch["label"])
+        loss.backward()
+        self.optimizers["local_model"].step()
+        return compute_accuracy(output, batch["label"])[0].item()
+"""
+ENGINE = """
+import torch
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+from dassl.data import DataManager
+from dassl.engine import build_trainer
+from dassl.modeling import build_backbone, build_head
+from dassl.optim import build_optimizer
+from dassl.utils import AverageMeter
+
+
+class SimpleNet(torch.nn.Module):
+    def __init__(self, config, model, classes):
+        super().__init__()
+        self.backbone = build_backbone(
+            model.BACKBONE.NAME, verbose=config.VERBOSE, pretrained=model.BACKBONE.PRETRAINED
+        )
+        self.classifier = torch.nn.Linear(self.backbone.out_features, classes)
+
+    def forward(self, images, style):
+        return self.classifier(self.backbone(images, style))
+
+
+class TrainerBase:
+    def __init__(self):
+        self.networks, self.optimizers = {}, {}
+
+    def register_model(self, name, network, optimizer, schedule):
+        self.networks[name], self.optimizers[name] = network, optimizer
+
+    def set_model_mode(self, mode):
+        for network in self.networks.values():
+            network.train(mode == "train")
+
+
+class TrainerX(TrainerBase):
+    pass
+
+
+class TrainerX_fed(TrainerBase):
+    pass
+"""
+RESNET = """
+from dassl.modeling.ops import AFH, style_insert
+
+from .backbone import Backbone
+from .build import BACKBONE_REGISTRY
+
+
+@BACKBONE_REGISTRY.register()
+def resnet18_OMA_ms_l123(pretrained):
+    from dassl.modeling.ops import OMA, MixStyle
+
+    assert not pretrained
+    return Backbone(style_insert, OMA)
+"""
+BASE = """
+import torch
+
+
+class Backbone(torch.nn.Module):
+    out_features = 3
+
+    def __init__(self, shift, explore):
+        super().__init__()
+        self.scale, self.shift, self.explore = torch.nn.Parameter(torch.ones(3)), shift, explore
+
+    def forward(self, images, style):
+        shifted = self.shift(images, style)
+        return (shifted + sum(map(self.explore, (1, 2, 3)))).mean((2, 3)) * self.scale
+"""
+OPERATIONS = {
+    "cross_attn": "AFH = type(None)",
+    "mixstyle": "MixStyle = type(None)",
+    "oma": "import random\n\n\ndef OMA(stage):\n    return 0 if random.random() > 0.5 else stage",
+    "style_insert": """
+import random
+
+
+def style_insert(maps, style):
+    return maps if random.random() > 0.5 else maps + style[0].mean()
+""",
+}
+LIBRARY, IMAGES = "Dassl.pytorch/dassl", "StableFDG/Federated Domin Generalization/Image Classification"
 FILES = {
     "--fisc": {"src/adain_net.py": NETWORKS, "src/client.py": CLIENT, "src/models.py": MODELS},
     "--ccst": {
@@ -186,6 +290,11 @@ FILES = {
     "--adain": {"net.py": NET},
     "--fedccrl": {"algorithm/client/fedccrl.py": VIEWS, **VIEWED},
     "--fedalign": {"algorithm/client/fedalign.py": ALIGNED, **VIEWED},
+    "--stablefdg": {
+        f"{IMAGES}/trainers/vanilla2.py": TRAINER, f"{LIBRARY}/engine/trainer.py": ENGINE,
+        f"{LIBRARY}/modeling/backbone/resnet.py": RESNET, f"{LIBRARY}/modeling/backbone/backbone.py": BASE,
+        **{f"{LIBRARY}/modeling/ops/{name}.py": text for name, text in OPERATIONS.items()},
+    },
 }  # fmt: skip
 SETTINGS = dict.fromkeys(BACKBONES, Setting(backbone="tiny", image_size=32, batch=32, steps=1))
 
@@ -224,13 +333,13 @@ def test_every_clone_gives_its_rows_and_is_left_as_it_was(
 
     assert [row["job"] for row in rows] == [
         "fisc", "fisc, first round", "ccst-statistics", "ccst-stylization", "fedccrl", "fedalign",
-        "fedalign, no anomaly detection",
+        "fedalign, no anomaly detection", "stablefdg", "stablefdg, one pass",
     ]  # fmt: skip
     assert all(row["images"] == 32 and row["pixels"] == 32 for row in rows)
     assert capsys.readouterr().out.splitlines() == [*HEAD.splitlines(), *map(line, rows)]
     assert sys.path == path
     left = {name.partition(".")[0] for name in set(sys.modules) - modules}
-    assert not left & {"src", "net", "function", "wilds", "algorithm", "model", "utils"}
+    assert not left & {"src", "net", "function", "wilds", "algorithm", "model", "utils", "dassl", "trainers"}
     assert not torch.is_anomaly_enabled()
     assert listing(tmp_path) == before
 
@@ -288,6 +397,9 @@ def test_a_missing_file_is_named_with_the_repository(clones: dict[str, Clone], t
         ("--fedccrl", "algorithm/client/fedccrl.py", "FedCCRLClient.train"),
         ("--fedccrl", "algorithm/client/fedavg.py", "FedAvgClient.load_model_weights"),
         ("--fedalign", "algorithm/client/fedalign.py", "FedAlignClient"),
+        ("--stablefdg", f"{IMAGES}/trainers/vanilla2.py", "Vanilla2.forward_backward_fed"),
+        ("--stablefdg", f"{LIBRARY}/engine/trainer.py", "SimpleNet"),
+        ("--stablefdg", f"{LIBRARY}/modeling/ops/oma.py", "OMA"),
     ],
 )
 def test_a_missing_name_is_named_with_its_file(clones: dict[str, Clone], option: str, file: str, name: str):
@@ -346,3 +458,37 @@ def test_a_stub_inside_an_installed_package_leaves_the_package_alone(clones: dic
         assert sys.modules["json"] is json
 
     assert not hasattr(sys.modules["json.decoder"], "value")
+
+
+def test_eight_batches_have_every_outcome_of_exploration_once_and_half_of_them_shift_styles():
+    batches = torch.tensor(stablefdg.Coins(steps=8).outcomes).view(8, 4)
+
+    assert sorted(batches[:, 1:].tolist()) == sorted([a, b, c] for a in (0, 1) for b in (0, 1) for c in (0, 1))
+    assert batches[:, 0].sum() == 4
+
+
+def test_both_sides_get_the_same_outcomes_in_every_epoch():
+    coins = stablefdg.Coins(steps=2)
+    learning = object.__new__(LocalLearning)
+
+    with coins.epoch():
+        theirs = [coins.random() <= 0.5 for _ in range(8)]
+    with coins.epoch():
+        ours = [learning._occurs() for _ in range(8)]
+
+    assert theirs == ours == list(coins.outcomes)
+
+
+@pytest.mark.parametrize(("count", "match"), [(3, "only 3 in 1 batches"), (5, "more than 4 in 1 batches")])
+def test_a_code_that_tosses_another_number_of_coins_is_refused(count: int, match: str):
+    coins = stablefdg.Coins(steps=1)
+
+    with pytest.raises(UsageError, match=match), coins.epoch():
+        list(map(float, (coins.random() for _ in range(count))))
+
+
+def test_stablefdg_is_refused_with_other_batches_than_its_code_takes(clones: dict[str, Clone]):
+    settings = {"--stablefdg": Setting(backbone="tiny", image_size=32, batch=4, steps=2)}
+
+    with pytest.raises(UsageError, match="--stablefdg: the authors' code takes batches of 32; got --batch 4"):
+        table({"--stablefdg": clones["--stablefdg"]}, settings, repeats=1)
