@@ -28,7 +28,7 @@ from fdgsec.federation.release_declarations import Release
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import Batch
-from fdgsec.nn.training.precision import autocast, precision_of
+from fdgsec.nn.training.precision import FLOAT
 from fdgsec.nn.training.training_loop import Objective
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.secret_streams import SecretStream
@@ -70,19 +70,17 @@ class InvariantLoss:
 def mean_head_gradient(network: Classifier, client: Client, *, batch_size: int) -> tuple[HeadGradient, int]:
     """The mean of the batches' head gradients over a client's images, in evaluation mode, and the number of batches.
 
-    The last batch has the same weight as the others, even if it is shorter."""
+    In float32, whatever the network trains in, because it is released. The last batch has the same weight as the
+    others, even if it is shorter."""
     device = next(network.parameters()).device
-    precision = precision_of(device, network.backbone)
-    network.to(memory_format=precision.layout).eval()
+    network.to(memory_format=FLOAT.layout).eval()
     weight = torch.zeros(network.classes, network.features_width, dtype=torch.float64, device=device)
     bias = torch.zeros(network.classes, dtype=torch.float64, device=device)
     parts = torch.arange(len(client.data)).split(batch_size)
     for rows in parts:
-        images = as_float(client.data.pixels(rows).to(device)).contiguous(memory_format=precision.layout)
-        with autocast(device, precision):
-            features = network.features(images)
-            logits = network.head(features)
-        found = head_gradient(features.float(), logits.float(), client.data.labels[rows].to(device))
+        images = as_float(client.data.pixels(rows).to(device)).contiguous(memory_format=FLOAT.layout)
+        features = network.features(images)
+        found = head_gradient(features, network.head(features), client.data.labels[rows].to(device))
         weight += found[0]
         bias += found[1]
     count = len(parts)

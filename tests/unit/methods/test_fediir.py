@@ -8,7 +8,8 @@ from fdgsec.federation.artifacts import HeadGradient, ModelState, Scores
 from fdgsec.federation.global_model import Blueprint, GlobalModel
 from fdgsec.federation.method import Client, Clock
 from fdgsec.methods.fedavg import FedAvg, detached
-from fdgsec.methods.fediir import FedIIR
+from fdgsec.methods.fediir import FedIIR, mean_head_gradient
+from fdgsec.nn.training.precision import BRAIN, PRECISION, processor_of
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
@@ -120,3 +121,14 @@ def test_a_local_method_is_refused_and_the_preset_builds():
     with pytest.raises(UsageError, match="takes no local method"):
         FedIIR(local=FedAvg()).check(3)
     assert build(FedIIR, load_preset("fediir-paper")["method"], where="method").weights == "uniform"
+
+
+def test_a_released_gradient_is_float32_whatever_the_network_trains_in(
+    members: list[Client], monkeypatch: pytest.MonkeyPatch
+):
+    exact, _ = mean_head_gradient(start().module(), members[0], batch_size=8)
+    monkeypatch.setitem(PRECISION, (processor_of(torch.device("cpu")), "tiny"), BRAIN)
+    released, _ = mean_head_gradient(start().module(), members[0], batch_size=8)
+
+    assert torch.equal(released.weight, exact.weight)
+    assert torch.equal(released.bias, exact.bias)
