@@ -31,7 +31,7 @@ from fdgsec.runtime.errors import FdgsecError
 from fdgsec.runtime.random_streams import stream
 
 AGREEMENT = 0.005
-"""Largest relative L2 distance between a release and the statistic: HW against HW - 1 on small feature maps."""
+"""Largest relative L2 distance between a release and the statistic, beside HW against HW - 1 in its variances."""
 REPEATED = 1e-6
 """Largest relative L2 distance between two releases of the same images: rounding to float32."""
 UNEXPLAINED = 1e-5
@@ -79,7 +79,8 @@ def foreign_releases(
         clock=clock,
         rng=stream(0, "world", "release check", "again"),
     )
-    records = released_statistic.records(statistics(client.data))
+    known = statistics(client.data)
+    records, cells = released_statistic.records(known), float(known.count.min())
     found: dict[str, str] = {}
     kinds = {artifact.kind for artifact in sent.values()}
     for release in method.releases:
@@ -99,7 +100,7 @@ def foreign_releases(
             order = None if shown is None else torch.arange(len(images))
             reason = difference(slot, artifact, MeanSpectra(), spectra_of_images(images, artifact), order)
         else:
-            reason = difference(slot, artifact, released_statistic, records, shown)
+            reason = difference(slot, artifact, released_statistic, records, shown, cells=cells)
         if isinstance(artifact, POOLED):
             reason = reason or _noise(slot, artifact, again.get(slot))
             reason = reason or _unexplained(slot, artifact, released_statistic, records)
@@ -208,6 +209,16 @@ def _beside_variance(apart: Tensor, records: Tensor, released_statistic: Release
     return apart - variance * (apart @ variance / variance.square().sum().clamp_min(1e-300))
 
 
+def _beside_cells(apart: Tensor, ours: Tensor, released_statistic: ReleasedStatistic, cells: float) -> Tensor:
+    """Differences (R, D) of t from `ours` (R, D) as they are, or less what variances gain that are divided by HW - 1
+    instead of HW, whichever is shorter."""
+    if not isinstance(released_statistic, PooledStyles):
+        return apart
+    mean, squares = ours.chunk(2, dim=1)
+    gain = torch.cat([torch.zeros_like(mean), squares - mean.square()], dim=1) / max(cells - 1, 1)
+    return min(apart, apart - gain, key=lambda rest: float(rest.norm()))
+
+
 def _same(first: Artifact, other: Artifact) -> bool:
     """Whether two artifacts have exactly the same numbers: the difference of two that nearly have may be what leaks."""
     mine, theirs = first.tensors(), other.tensors()
@@ -223,11 +234,18 @@ def spectra_of_images(images: DomainDataset, like: Amplitudes) -> Tensor:
 
 
 def difference(
-    slot: str, artifact: Artifact, released_statistic: ReleasedStatistic, records: Tensor, shown: Tensor | None
+    slot: str,
+    artifact: Artifact,
+    released_statistic: ReleasedStatistic,
+    records: Tensor,
+    shown: Tensor | None,
+    *,
+    cells: float = math.inf,
 ) -> str:
     """Why a release is not `released_statistic` of images with these `records` (n, D); empty where it is.
 
-    `shown` (R,) are the positions of the images behind its rows; None for a pooled release."""
+    `shown` (R,) are the positions of the images behind its rows; None for a pooled release. `cells` is the least number
+    HW of cells of an image's map: variances may be divided by it or by HW - 1."""
     kind = type(released_statistic).__name__
     name = STATISTIC_WORDS.get(kind, kind)
     try:
@@ -246,7 +264,8 @@ def difference(
     if ours.shape != theirs.shape:
         shapes = f"it is {tuple(theirs.shape)}, not {tuple(ours.shape)}"
         return f"{COULD_NOT_RUN}the release {slot!r} is not {name} of its images: {shapes}"
-    distance = float((ours - theirs).norm() / ours.norm().clamp_min(1e-300))
+    apart = _beside_cells(theirs - ours, ours, released_statistic, cells)
+    distance = float(apart.norm() / ours.norm().clamp_min(1e-300))
     if distance <= AGREEMENT:
         return ""
     return (

@@ -11,6 +11,7 @@ import torch
 import fdgsec
 from fdgsec.attacks.membership.attack import Membership
 from fdgsec.attacks.statistics.release_precision import rounded
+from fdgsec.experiments.attack.release_check import difference
 from fdgsec.federation.artifacts import Amplitudes, ImageStyles, StyleStatistics, renumbered
 from fdgsec.federation.defense import Outgoing, Protected
 from fdgsec.federation.global_model import GlobalModel
@@ -320,3 +321,16 @@ def test_what_is_released_as_attacks_take_it_is_attacked(method: CCST | FISC, ow
     report = fdgsec.attack(method, attacks=("membership", "domain-inference"), per_domain=60, image_size=32)
 
     assert not [found.name for found in report.attacks if "not applicable" in (found.reason or "")]
+
+
+@pytest.mark.parametrize(("factor", "fits"), [(1.0, True), (16 / 15, True), (1.03, False), (1.2, False), (0.9, False)])
+def test_variances_may_be_divided_by_one_cell_less_and_by_nothing_else(factor: float, fits: bool):
+    rng = stream(0, "world", "cells")
+    mean, variance = torch.rand(5, 8, generator=rng), 1 + torch.rand(5, 8, generator=rng)
+    records = torch.cat([mean, variance + mean.square()], dim=1).double()
+    sent = ImageStyles(mean=mean, std=(factor * variance).sqrt())
+
+    reason = difference("styles", sent, PooledStyles(), records, torch.arange(5), cells=16)
+
+    assert (reason == "") is fits
+    assert fits or "of its length away" in reason
