@@ -6,8 +6,6 @@ stream, fdgsec's code, torch, and what the processor's sums depend on. A network
 when it was trained, to the bit."""
 
 import hashlib
-import json
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import TypeVar
@@ -17,7 +15,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from fdgsec.attacks.style_inversion.halfway import Halfway
-from fdgsec.nn.training.precision import capabilities, table_rows
+from fdgsec.nn.training.numerics import numerics_of
 from fdgsec.runtime.cache_files import cache_root
 from fdgsec.runtime.checked_files import recalled, remember
 from fdgsec.runtime.errors import DataError
@@ -36,8 +34,6 @@ MODULES = (
     "fdgsec.attacks.style_inversion.kept_networks", "fdgsec.metrics.image_similarity", "fdgsec.runtime.random_streams",
 )  # fmt: skip
 """Packages and modules that decide how a network is trained on given data."""
-NUMERICS = ("ATEN_", "DNNL_", "KMP_", "MKL_", "ONEDNN_", "TORCH_")
-"""Prefixes of environment variables that choose how sums are taken."""
 
 
 def kept_network(
@@ -80,16 +76,7 @@ def kept_network(
 def _key(device: torch.device, decided_by: Mapping[str, object]) -> str:
     code = " ".join([*map(source_sha256, PACKAGES), *map(module_sha256, MODULES)])
     told = " ".join(f"{name}={_digest(value)}" for name, value in sorted(decided_by.items()))
-    return f"{code} {torch.__version__} {_machine(device)} {told}"
-
-
-def _machine(device: torch.device) -> str:
-    """What the last bits of a sum depend on: device, instructions, threads, number formats, and what is set."""
-    card = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    chosen = {name: value for name, value in sorted(os.environ.items()) if name.startswith(NUMERICS)}
-    instructions = [torch.backends.cpu.get_cpu_capability(), {key: str(value) for key, value in capabilities().items()}]
-    formats = [table_rows(), str(torch.get_default_dtype()), torch.get_float32_matmul_precision()]
-    return json.dumps([str(device), card, instructions, torch.get_num_threads(), formats, chosen], sort_keys=True)
+    return f"{code} {torch.__version__} {numerics_of(device)} {told}"
 
 
 def _digest(value: object) -> str:

@@ -18,6 +18,7 @@ from torch.nn.functional import interpolate
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.nn.styles.channel_statistics import EPS, Moments, adain
 from fdgsec.nn.styles.encoders import BLOCK, StyleEncoder, code_sha256, image_moments, load_encoder
+from fdgsec.nn.training.numerics import numerics_of
 from fdgsec.nn.training.precision import FLOAT, STYLIZATION, Precision, WantedPrecision, autocast, precision_of
 from fdgsec.runtime.cache_files import cache_root
 from fdgsec.runtime.checked_files import recalled, remember
@@ -155,13 +156,14 @@ def prepare_statistics(
 ) -> bool:
     """Prepare the statistics of all of `dataset`, from disk where `reuse` allows; tell whether they came from there.
 
-    Computed statistics are stored for the next run of the same code: fdgsec's networks and data, the encoder's own
-    module, the version of torch, and the number of threads. Without `reuse` they are computed anew."""
+    Computed statistics are stored for the next run of the same code on such a machine: fdgsec's networks and data, the
+    encoder's own module, the version of torch, and what its sums depend on. Without `reuse` they are computed anew."""
     encoder = encoder_named(name)
     code = code_sha256(encoder)
     own = uuid4().hex if code is None else code
     computed_by = f"{own} {source_sha256('fdgsec.nn')} {source_sha256('fdgsec.data')} {torch.__version__}"
-    key = f"{encoder.fingerprint} {size or 'as is'} {dataset.content_sha256} {computed_by} {torch.get_num_threads()}"
+    machine = numerics_of(encoder.device)
+    key = f"{encoder.fingerprint} {size or 'as is'} {dataset.content_sha256} {computed_by} {machine}"
     path = cache_root() / "features" / f"{hashlib.sha256(key.encode()).hexdigest()[:40]}.safetensors"
     if not reuse:
         _table(dataset, encoder, size).known[dataset.rows] = False

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from fdgsec.data.domains import as_float
 from fdgsec.nn.networks.classifiers import PARTS, Classifier, Norm, build_classifier
 from fdgsec.nn.training.batches import TrainingSet
+from fdgsec.nn.training.numerics import numerics_of
 from fdgsec.nn.training.precision import FLOAT, Precision
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.cache_files import cache_root
@@ -121,10 +122,9 @@ def _key(model: Classifier, images: Tensor, last: str, precision: Precision) -> 
     device = next(model.parameters()).device
     return " ".join(
         map(str, [
-            "frozen", last, precision.frozen, precision.layout, model.backbone, model.norm, device.type,
+            "frozen", last, precision.frozen, precision.layout, model.backbone, model.norm, numerics_of(device),
             _fingerprint(model, last), tuple(images.shape), hashlib.sha256(_content(images)).hexdigest(),
             source_sha256("fdgsec.nn"), source_sha256("fdgsec.data"), version("torch"), version("torchvision"),
-            torch.get_num_threads(),
         ])
     )  # fmt: skip
 

@@ -74,7 +74,7 @@ def test_a_network_is_trained_again_where_anything_differs_that_decides_it(chang
     assert kept(2.0, **(everything() | changed)) == 2.0
 
 
-@pytest.mark.parametrize("changed", ["source_sha256", "module_sha256", "table_rows"])
+@pytest.mark.parametrize("changed", ["source_sha256", "module_sha256", "numerics_of"])
 def test_a_network_is_trained_again_by_other_code_and_on_another_machine(changed: str, monkeypatch: pytest.MonkeyPatch):
     kept(1.0, **everything())
     monkeypatch.setattr(kept_networks, changed, lambda *_: "another")

@@ -12,6 +12,7 @@ from fdgsec.data.shapes import shapes
 from fdgsec.nn.styles import encoders, image_styles
 from fdgsec.nn.styles.encoders import Pixels, code_sha256, load_encoder
 from fdgsec.nn.styles.image_styles import forget_encoders, prepare_statistics, register_encoder, statistics
+from fdgsec.nn.training import numerics
 
 
 @pytest.fixture(autouse=True)
@@ -27,12 +28,16 @@ def test_the_same_code_reads_them_and_gets_the_same_numbers():
     assert torch.equal(statistics("mini", first).mean, statistics("mini", second).mean)
 
 
-@pytest.mark.parametrize("changed", ["code", "torch"])
-def test_other_code_or_another_torch_computes_them_anew(changed: str, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("changed", ["code", "torch", "processor"])
+def test_other_code_another_torch_or_another_processor_computes_them_anew(
+    changed: str, monkeypatch: pytest.MonkeyPatch
+):
     prepare_statistics("mini", shapes(image_size=16, per_domain=8), reuse=True)
 
     if changed == "code":
         monkeypatch.setattr(image_styles, "source_sha256", lambda package: f"other {package}")
+    elif changed == "processor":
+        monkeypatch.setattr(numerics, "capabilities", lambda: {"cpu_name": "another", "amx_bf16": True})
     else:
         monkeypatch.setattr(torch, "__version__", "0.0.0")
     assert not prepare_statistics("mini", shapes(image_size=16, per_domain=8), reuse=True)
