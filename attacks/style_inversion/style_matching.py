@@ -10,8 +10,8 @@ colors and large patches converge as fast as pixels.
 Statistics have no positions, so they determine palette and texture. The layout comes from the start, hence restarts.
 
 The gradients of most steps are of the encoder in the format of the table (fdgsec.nn.training.precision). The last
-steps, which are the smallest, and all residuals are in float32: bfloat16 moves a statistic by about a hundredth of its
-spread."""
+steps, which are the smallest, and all residuals are in float32, unless the encoder itself computes in bfloat16, as who
+released the statistics did: bfloat16 moves a statistic by about a hundredth of its spread."""
 
 import math
 from dataclasses import dataclass

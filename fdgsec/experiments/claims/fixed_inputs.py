@@ -14,7 +14,7 @@ from fdgsec.runtime.errors import MissingResourceError
 from fdgsec.runtime.progress import NoProgress
 
 VGG_FAMILY = ("vgg19", "vgg19-pre-relu", "vgg16-hed")
-"""The encoders that compute relu4_1 of a VGG network."""
+"""The encoders that compute relu4_1 of a VGG network as the papers do, in float32."""
 MISSING = "missing"
 _IMAGES: dict[tuple[object, ...], str] = {}  # memo: settings of the images -> their hash, per process
 

@@ -249,10 +249,11 @@ class Vgg16Hed(StyleEncoder):
 
 
 class AdaInVggInBfloat16(AdaInVgg):
-    """The same network in bfloat16, on every processor: in about half the time, where the processor has it.
+    """The same network with features in bfloat16, on every processor and in every plan: faster, where the processor has
+    it.
 
-    Released statistics then have 8 bits after the point: docs/encoders.md says by how much that moves them. All parties
-    must use the same encoder, and so must whoever attacks them."""
+    Styles are rounded then: docs/encoders.md says by how much. All parties must use the same encoder, and so must
+    whoever attacks them, on the same kind of processor."""
 
     name = "vgg19-bfloat16"
 
