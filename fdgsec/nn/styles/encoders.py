@@ -346,13 +346,13 @@ def _build(name: str) -> StyleEncoder:
         return Pixels()
     from fdgsec.nn.networks.weights import load_state
 
-    for trunk in (Vgg16Hed, Vgg16HedInBfloat16):
-        if name == trunk.name:
-            return trunk(load_state("vgg16_hed"), _vgg16_hed_decoder())
-    for prefix in (AdaInVgg, AdaInVggBeforeReLU, AdaInVggInBfloat16):
-        if name == prefix.name:
-            return prefix(load_state("adain_vgg"), load_state("adain_decoder"))
-    return SqueezeStyle(load_state("squeezenet1_0"))
+    if name == SqueezeStyle.name:
+        return SqueezeStyle(load_state("squeezenet1_0"))
+    if name.startswith(Vgg16Hed.name):
+        of_hed = Vgg16Hed if name == Vgg16Hed.name else Vgg16HedInBfloat16
+        return of_hed(load_state("vgg16_hed"), _vgg16_hed_decoder())
+    of_adain = {kind.name: kind for kind in (AdaInVgg, AdaInVggBeforeReLU, AdaInVggInBfloat16)}[name]
+    return of_adain(load_state("adain_vgg"), load_state("adain_decoder"))
 
 
 def _vgg16_hed_decoder() -> Mapping[str, Tensor]:

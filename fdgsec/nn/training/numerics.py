@@ -1,4 +1,4 @@
-"""What the last bits of a sum depend on besides its terms: a part of the key of everything that is kept on disk.
+"""What the last bits of a sum depend on besides its terms: a part of the key of what networks compute and disks keep.
 
 In bfloat16 these bits are no trifle: a style of `vgg16-hed-bfloat16` differs by 1e-4 of its length between processors
 with AMX and without (docs/encoders.md)."""
