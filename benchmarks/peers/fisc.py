@@ -36,6 +36,7 @@ from benchmarks.peers.adain_networks import Pair, passes, probe
 from benchmarks.peers.clones import Clone, isolation, stub, working_in
 from benchmarks.peers.comparison import Comparison, Row
 from benchmarks.peers.formats import FORMATS, fastest
+from benchmarks.peers.images_in_memory import ImagesInMemory
 from benchmarks.peers.training_passes import TrainingPasses
 from benchmarks.peers.untrained_networks import without_weights
 from benchmarks.training_speed import CLASSES, CPU, Job, Setting, images_of
@@ -53,15 +54,8 @@ WIDTH = 512  # channels of a style
 Record = tuple[Tensor, Tensor, Tensor]
 
 
-@dataclass(frozen=True)
-class Records(Dataset[Record]):
-    """Normalized float images in memory with their labels, and metadata that nothing reads."""
-
-    images: Tensor
-    labels: Tensor
-
-    def __len__(self) -> int:
-        return len(self.images)
+class Records(ImagesInMemory[Record]):
+    """Images with their labels, and metadata that nothing reads."""
 
     def __getitem__(self, index: int) -> Record:
         return self.images[index], self.labels[index], torch.zeros(1)

@@ -39,13 +39,14 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, default_collate
 
 from benchmarks.method_speed import Subject, subject_of
 from benchmarks.passes import Bare, Passage, enlarged
 from benchmarks.peers.clones import Clone, isolation, package, stub, working_in
 from benchmarks.peers.comparison import Comparison, Row
 from benchmarks.peers.formats import FORMATS
+from benchmarks.peers.images_in_memory import ImagesInMemory
 from benchmarks.peers.training_passes import TrainingPasses
 from benchmarks.training_speed import CLASSES, CPU, Job, Setting, images_of
 from fdgsec.data.domains import as_float
@@ -113,15 +114,8 @@ class Coins:
             )
 
 
-@dataclass(frozen=True)
-class Records(Dataset[Record]):
-    """Normalized float images in memory, as their datasets hand them out."""
-
-    images: Tensor
-    labels: Tensor
-
-    def __len__(self) -> int:
-        return len(self.images)
+class Records(ImagesInMemory[Record]):
+    """Images as their datasets hand them out."""
 
     def __getitem__(self, index: int) -> Record:
         return {"img": self.images[index], "label": self.labels[index], "domain": torch.tensor(0)}
