@@ -28,7 +28,8 @@ from torch import Tensor
 from fdgsec.data.domains import as_float
 from fdgsec.data.shapes import shapes
 from fdgsec.nn.styles.channel_statistics import adain, moments, style_of
-from fdgsec.nn.styles.encoders import MiniStyle, StyleEncoder, image_moments, load_encoder
+from fdgsec.nn.styles.encoders import MiniStyle, StyleEncoder, load_encoder
+from fdgsec.nn.styles.image_moments import image_moments
 from fdgsec.runtime.random_streams import stream
 
 

@@ -23,7 +23,8 @@ from torch import Tensor
 from benchmarks.rounded_pictures import ROUNDED, pictures
 from fdgsec.methods.fisc import client_style, partition_of
 from fdgsec.nn.styles.channel_statistics import Moments, concatenated
-from fdgsec.nn.styles.encoders import ENCODERS, StyleEncoder, image_moments, load_encoder
+from fdgsec.nn.styles.encoders import ENCODERS, StyleEncoder, load_encoder
+from fdgsec.nn.styles.image_moments import image_moments
 from fdgsec.nn.styles.image_styles import resized
 from fdgsec.runtime.errors import FdgsecError
 

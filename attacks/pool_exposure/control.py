@@ -8,7 +8,8 @@ import torch
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import ImageStyles
 from fdgsec.nn.styles.channel_statistics import Moments
-from fdgsec.nn.styles.encoders import Pixels, image_moments
+from fdgsec.nn.styles.encoders import Pixels
+from fdgsec.nn.styles.image_moments import image_moments
 from fdgsec.threats.adversary import Knowledge, View
 from fdgsec.threats.attack import Case, PositiveControl, Truth
 from fdgsec.threats.positive_control_data import upload

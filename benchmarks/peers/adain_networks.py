@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from benchmarks.peers.clones import Clone
 from benchmarks.peers.formats import PART, image_format, in_format
 from benchmarks.training_speed import Job
-from fdgsec.nn.styles.encoders import BLOCK, AdaInVgg
+from fdgsec.nn.styles.encoders import AdaInVgg
+from fdgsec.nn.styles.image_moments import BLOCK
 from fdgsec.nn.styles.image_styles import register_encoder
 from fdgsec.nn.training.precision import Precision
 from fdgsec.runtime.random_streams import stream

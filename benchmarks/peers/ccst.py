@@ -39,7 +39,7 @@ from benchmarks.peers.formats import FORMATS, fastest
 from benchmarks.training_speed import CPU, Job, Setting, images_of
 from fdgsec.data.domains import as_float
 from fdgsec.methods.ccst import CCST
-from fdgsec.nn.styles.encoders import block_of, image_moments
+from fdgsec.nn.styles.image_moments import block_of, image_moments
 from fdgsec.nn.training.precision import FLOAT, STYLIZATION, precision_of
 
 OPTION, REPOSITORY, COMMIT = "--ccst", "JeremyCJM/CCST", "112f35c3f75951916663115bb2528eb29b47b495"

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from fdgsec.data.domains import as_float
 from fdgsec.nn.styles.channel_statistics import adain, style_of
-from fdgsec.nn.styles.encoders import StyleEncoder, image_moments, load_encoder
+from fdgsec.nn.styles.encoders import StyleEncoder, load_encoder
+from fdgsec.nn.styles.image_moments import image_moments
 from fdgsec.runtime.random_streams import stream
 
 pytestmark = pytest.mark.data

@@ -17,7 +17,8 @@ from torch.nn.functional import interpolate
 
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.nn.styles.channel_statistics import EPS, Moments, adain
-from fdgsec.nn.styles.encoders import BLOCK, StyleEncoder, code_sha256, image_moments, load_encoder
+from fdgsec.nn.styles.encoders import StyleEncoder, code_sha256, load_encoder
+from fdgsec.nn.styles.image_moments import BLOCK, image_moments
 from fdgsec.nn.training.numerics import numerics_of
 from fdgsec.nn.training.precision import FLOAT, STYLIZATION, Precision, WantedPrecision, autocast, precision_of
 from fdgsec.runtime.cache_files import cache_root

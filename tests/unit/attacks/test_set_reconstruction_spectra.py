@@ -17,7 +17,7 @@ from fdgsec.federation.artifacts import Amplitudes
 from fdgsec.federation.released_statistics import MeanSpectra
 from fdgsec.metrics.roc import auc
 from fdgsec.nn.styles.amplitude_spectra import SpectralEncoder
-from fdgsec.nn.styles.encoders import image_moments
+from fdgsec.nn.styles.image_moments import image_moments
 from fdgsec.nn.styles.image_styles import register_encoder, resized, statistics
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.adversary import Knowledge

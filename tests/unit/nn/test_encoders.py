@@ -12,7 +12,8 @@ from torch import Tensor
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.data.shapes import shapes
 from fdgsec.nn.styles.channel_statistics import adain, style_of
-from fdgsec.nn.styles.encoders import ENCODERS, StyleEncoder, block_of, image_moments, load_encoder
+from fdgsec.nn.styles.encoders import ENCODERS, StyleEncoder, load_encoder
+from fdgsec.nn.styles.image_moments import block_of, image_moments
 from fdgsec.runtime.errors import UsageError, WeightsUnavailableError
 from fdgsec.runtime.random_streams import stream
 

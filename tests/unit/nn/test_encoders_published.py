@@ -17,7 +17,8 @@ from fdgsec.nn.networks.adain_codec import (
     vgg_decoder,
     vgg_encoder,
 )
-from fdgsec.nn.styles.encoders import AdaInVgg, AdaInVggInBfloat16, SqueezeStyle, image_moments, load_encoder
+from fdgsec.nn.styles.encoders import AdaInVgg, AdaInVggInBfloat16, SqueezeStyle, load_encoder
+from fdgsec.nn.styles.image_moments import image_moments
 from fdgsec.runtime.errors import UsageError, WeightsUnavailableError
 from fdgsec.runtime.random_streams import stream
 from tests.support.weight_files import saved
