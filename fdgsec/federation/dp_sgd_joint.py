@@ -15,6 +15,7 @@ gradients of a batch."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -31,6 +32,8 @@ from fdgsec.runtime.secret_streams import SecretStream
 
 Gradients = Sequence[Sequence[Tensor]]
 """A record's gradients: for each optimizer one tensor for each parameter that it trains, in its order."""
+STACKED = 2**18
+"""Numbers of gradients that are clipped together: those of many records in small networks, of one in large ones."""
 
 
 @runtime_checkable
@@ -124,13 +127,16 @@ def joint_step(
     if bound <= 0 or expected <= 0 or noise < 0:
         raise ValueError(f"bound and expected must be above 0, noise at least 0; got {bound}, {expected} and {noise}.")
     parameters = [trained(optimizer) for optimizer in optimizers]
-    sums = [torch.cat([torch.zeros_like(each).flatten() for each in group]) for group in parameters]
-    for gradients in records:
-        for total, own in zip(sums, gradients, strict=True):
-            whole = torch.cat([part.flatten() for part in own])
-            total += clipped_sum([whole.unsqueeze(0)], bound / math.sqrt(len(optimizers)))[0]
-    for optimizer, group, total in zip(optimizers, parameters, sums, strict=True):
-        parts = total.split([parameter.numel() for parameter in group])
-        for parameter, value in zip(group, noisy(parts, noise, secret), strict=True):
-            parameter.grad = value.view_as(parameter) / expected
+    sums = [[torch.zeros_like(each) for each in group] for group in parameters]
+    at_once = max(1, STACKED // sum(each.numel() for group in parameters for each in group))
+    share = bound / math.sqrt(len(optimizers))
+    left = iter(records)
+    while some := list(islice(left, at_once)):
+        for totals, of_records in zip(sums, zip(*some, strict=True), strict=True):
+            rows = [torch.stack(parts) for parts in zip(*of_records, strict=True)]
+            for total, part in zip(totals, clipped_sum(rows, share), strict=True):
+                total += part
+    for optimizer, group, totals in zip(optimizers, parameters, sums, strict=True):
+        for parameter, value in zip(group, noisy(totals, noise, secret), strict=True):
+            parameter.grad = value / expected
         optimizer.step()

@@ -21,7 +21,7 @@ from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.networks.loaded_copies import own_copy
 from fdgsec.nn.training.batches import Batch, TrainingSet, batch_of
 from fdgsec.nn.training.frozen_maps import through_frozen
-from fdgsec.nn.training.per_sample_gradients import PrivateTrainingError, RecordGradients, clipped_sum
+from fdgsec.nn.training.per_sample_gradients import PrivateTrainingError, RecordGradients, clipped_sum, runs_of
 from fdgsec.nn.training.training_loop import Objective, prepare_training
 from fdgsec.nn.training.training_plan import TrainingPlan, optimizer_of
 from fdgsec.privacy.accounting import Use
@@ -96,17 +96,15 @@ class Versions:
 
     def portions(self, records: Tensor, most: int) -> Iterator[Tensor]:
         """Cut `records` (R,) into runs of at most `most` entries, or of a single record that has more."""
-        portion: list[int] = []
-        size = 0
-        for record in records.tolist():
-            own = int(self.starts[record + 1] - self.starts[record])
-            if portion and size + own > most:
-                yield torch.tensor(portion)
-                portion, size = [], 0
-            portion.append(record)
+        sizes = (self.starts[records + 1] - self.starts[records]).tolist()
+        first, size = 0, 0
+        for place, own in enumerate(sizes):
+            if size and size + own > most:
+                yield records[first:place]
+                first, size = place, 0
             size += own
-        if portion:
-            yield torch.tensor(portion)
+        if len(records):
+            yield records[first:]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -318,33 +316,18 @@ def _check_buffers(model: nn.Module, before: Mapping[str, Tensor]) -> None:
 def noisy(totals: Sequence[Tensor], noise: float, secret: SecretStream) -> Iterator[Tensor]:
     """Yield sums of gradients with normal noise of this standard deviation, added in float64.
 
-    Networks have many small tensors: those of up to DRAWN numbers together get theirs from one draw, when it is their
-    turn."""
-    for portion in _drawn_together(totals):
-        yield from _noisy_portion(portion, noise, secret)
+    Tensors of up to DRAWN numbers together get theirs from one draw, when it is their turn."""
+    for run in runs_of(totals, [total.numel() for total in totals], most=DRAWN):
+        yield from _noisy_run(run, noise, secret)
 
 
-def _noisy_portion(totals: Sequence[Tensor], noise: float, secret: SecretStream) -> Sequence[Tensor]:
+def _noisy_run(totals: Sequence[Tensor], noise: float, secret: SecretStream) -> Sequence[Tensor]:
     if not noise:
         return totals
     sizes = [total.numel() for total in totals]
     parts = (noise * secret.normal(sum(sizes))).to(totals[0].device)
     whole = torch.cat([total.flatten().double() for total in totals]) + parts
     return [part.view_as(total).to(total) for part, total in zip(whole.split(sizes), totals, strict=True)]
-
-
-def _drawn_together(totals: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Cut tensors into runs of at most DRAWN numbers, or of a single tensor that has more."""
-    portion: list[Tensor] = []
-    numbers = 0
-    for total in totals:
-        if portion and numbers + total.numel() > DRAWN:
-            yield portion
-            portion, numbers = [], 0
-        portion.append(total)
-        numbers += total.numel()
-    if portion:
-        yield portion
 
 
 def _means(gradient: Tensor, places: Tensor, records: int) -> Tensor:

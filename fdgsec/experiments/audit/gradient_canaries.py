@@ -65,9 +65,11 @@ class OwnWeights:
         pixels = batch.images.flatten(1)
         lengths = pixels.new_tensor(PARTS)[batch.labels.to(pixels.device)]
         outputs: Tensor = lengths[:, LAST] * model.head(pixels).squeeze(1)
-        for layer in model.body.children():
-            for kind, weights in _seen_through(layer, pixels):
-                outputs = outputs + (pixels * lengths[:, kind : kind + 1] * weights).sum(1)
+        seen = [found for layer in model.body.children() for found in _seen_through(layer, pixels)]
+        if seen:
+            kinds, weights = zip(*seen, strict=True)
+            slopes = pixels.unsqueeze(1) * lengths[:, kinds].unsqueeze(2)
+            outputs = outputs + (slopes * torch.stack(weights, dim=1)).sum((1, 2))
         return LARGE_LOSS * (batch.labels.to(pixels.device) == COSTLY) - self.slope * outputs
 
 

@@ -7,7 +7,7 @@ reads channels_last maps as if they were contiguous, and builds the whole channe
 Opacus's hooks are not used either: they match the passes of a layer by the order in which they end, and also run for
 gradients that an objective computes itself."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Self, cast
 
 import torch
@@ -24,6 +24,7 @@ AGREEMENT = 1e-3
 
 
 BLOCK = 1024  # numbers whose length is computed in float32 at a time
+TOGETHER = 2**12  # numbers of a record's gradient in small tensors that are clipped as one
 
 
 class PrivateTrainingError(UsageError):
@@ -168,16 +169,37 @@ def clipped_sum(gradients: Sequence[Tensor], bound: float) -> list[Tensor]:
 
     Abadi et al. 2016, Algorithm 1. Rounding never lets a record exceed the bound: lengths are overstated by the largest
     error of float32, 1e-5. A gradient that is not finite adds nothing."""
-    length = torch.stack([_squares(gradient) for gradient in gradients]).sum(0).sqrt() * (1 + 1e-5)
+    flat = [gradient.flatten(1) for gradient in gradients]
+    rows = [
+        run[0] if len(run) == 1 else torch.cat(run, dim=1)
+        for run in runs_of(flat, [row.shape[1] for row in flat], most=TOGETHER)
+    ]
+    length = torch.stack([_squares(row) for row in rows]).sum(0).sqrt() * (1 + 1e-5)
     factor = torch.where(length.isfinite(), (bound / length).clamp(max=1.0), 0.0)
     if not bool(length.isfinite().all()):
-        gradients = [gradient.nan_to_num(0.0, 0.0, 0.0) for gradient in gradients]
-    return [torch.tensordot(factor.to(gradient), gradient, dims=1) for gradient in gradients]
+        rows = [row.nan_to_num(0.0, 0.0, 0.0) for row in rows]
+    sums = torch.cat([torch.tensordot(factor.to(row), row, dims=1) for row in rows])
+    parts = sums.split([row.shape[1] for row in flat])
+    return [part.view(gradient.shape[1:]) for part, gradient in zip(parts, gradients, strict=True)]
 
 
-def _squares(gradient: Tensor) -> Tensor:
+def runs_of(tensors: Sequence[Tensor], sizes: Sequence[int], *, most: int) -> Iterator[Sequence[Tensor]]:
+    """Cut tensors, with these numbers in each, into runs of at most `most` together, or of a single one with more.
+
+    Networks have many small tensors: what is done to a whole run takes about as long as for one of them."""
+    run, numbers = list[Tensor](), 0
+    for tensor, size in zip(tensors, sizes, strict=True):
+        if run and numbers + size > most:
+            yield run
+            run, numbers = [], 0
+        run.append(tensor)
+        numbers += size
+    if run:
+        yield run
+
+
+def _squares(rows: Tensor) -> Tensor:
     """Compute the squared length of each row, (B,) float64, from float32 lengths of blocks: at most 128 sums a lane."""
-    rows = gradient.flatten(1)
     whole = rows.shape[1] // BLOCK * BLOCK
     blocks = torch.linalg.vector_norm(rows[:, :whole].unflatten(1, (-1, BLOCK)), dim=2)
     rest = torch.linalg.vector_norm(rows[:, whole:], dim=1)

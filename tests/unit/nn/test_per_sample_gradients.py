@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fdgsec.nn.networks.classifiers import Classifier, build_classifier
-from fdgsec.nn.training.per_sample_gradients import PrivateTrainingError, RecordGradients, clipped_sum
+from fdgsec.nn.training.per_sample_gradients import PrivateTrainingError, RecordGradients, clipped_sum, runs_of
 from fdgsec.runtime.random_streams import stream
 
 LAYOUTS = [torch.channels_last, torch.contiguous_format]
@@ -181,6 +181,30 @@ def test_records_are_clipped_apart_and_added_up(rows: Rows, bound: float):
     alone = sum(clipped_sum([torch.from_numpy(rows[i : i + 1])], bound)[0].double() for i in range(3))
 
     torch.testing.assert_close(together.double(), alone, rtol=1e-5, atol=1e-6 * bound)
+
+
+def test_small_tensors_are_clipped_with_large_ones_as_one_gradient():
+    sizes = ((5,), (3, 2), (70, 60), (1,), (2, 3, 4), (4100,))  # runs of small tensors about two that are large
+    rng = stream(0, "world", "sizes")
+    rows = [torch.randn(4, *size, generator=rng) for size in sizes]
+    rows[4][2] = math.inf
+
+    found = clipped_sum(rows, 0.5)
+
+    whole = torch.cat([row.double().flatten(1) for row in rows], dim=1)[[0, 1, 3]]
+    expected = (0.5 * whole / whole.norm(dim=1, keepdim=True)).sum(0)
+    assert [tuple(part.shape) for part in found] == list(sizes)
+    torch.testing.assert_close(torch.cat([part.double().flatten() for part in found]), expected, rtol=3e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("most", [1, 4, 6, 100])
+def test_runs_of_tensors_hold_no_more_than_they_may_and_leave_none_out(most: int):
+    tensors = [torch.full((size,), float(place)) for place, size in enumerate((3, 1, 9, 2, 2, 2, 5))]
+
+    found = list(runs_of(tensors, [len(one) for one in tensors], most=most))
+
+    assert torch.equal(torch.cat([one for run in found for one in run]), torch.cat(tensors))
+    assert all(len(run) == 1 or sum(map(len, run)) <= most for run in found)
 
 
 def test_long_gradients_are_held_to_the_bound_too():
