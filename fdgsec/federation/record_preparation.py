@@ -21,6 +21,7 @@ from fdgsec.federation.global_model import GlobalModel
 from fdgsec.federation.method import Client, Clock, Inbox, Method, State
 from fdgsec.federation.replaced_records import Content, replacements, replacements_of_all, with_records_replaced
 from fdgsec.nn.networks.classifiers import Classifier
+from fdgsec.nn.networks.loaded_copies import own_copy
 from fdgsec.nn.training.batches import TrainingSet, batch_of
 from fdgsec.nn.training.per_sample_gradients import PrivateTrainingError
 from fdgsec.nn.training.training_loop import Objective
@@ -94,7 +95,7 @@ class _Witness:
         """Keep the arguments, and move the network."""
         del rng
         others = {str(place): one for place, one in enumerate(beside)}
-        begun = deepcopy(model), {name: one.detach().clone() for name, one in others.items()}
+        begun = own_copy(model), {name: one.detach().clone() for name, one in others.items()}
         names = {id(one): name for name, one in [*others.items(), *model.named_parameters()]}
         options, held = _of_optimizer(optimizer, names)
         moved, number, first = dict[str, Tensor](), len(self.calls), deepcopy(objective)
@@ -160,18 +161,22 @@ def _described(value: object) -> object:
 def _step(
     optimizer: torch.optim.Optimizer, names: Mapping[int, str], step: tuple[int, int], moved: dict[str, Tensor]
 ) -> None:
-    """Have an optimizer take the step of a call under random gradients, and add to `moved` by how much each parameter
-    moves."""
+    """Have an optimizer take the step of a call under random gradients, and add to `moved` by how much its parameters
+    move: one vector for all that it trains, by their names."""
     trained = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
-    before = [one.detach().clone() for one in trained]
+    before = _numbers(trained)
     drawn = _kept_gradients if sum(one.numel() for one in trained) <= KEPT else _gradients
     for one, gradient in zip(trained, drawn(tuple(one.shape for one in trained), step), strict=True):
         one.grad = gradient.to(one, copy=True)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    for place, (one, old) in enumerate(zip(trained, before, strict=True)):
-        name = f"{place} {names.get(id(one), 'another')}"
-        moved[name] = moved.get(name, torch.zeros_like(old)) + one.detach() - old
+    whose = ", ".join(names.get(id(one), "another") for one in trained)
+    change = _numbers(trained) - before
+    moved[whose] = moved[whose] + change if whose in moved else change
+
+
+def _numbers(trained: Sequence[Tensor]) -> Tensor:
+    return torch.cat([torch.zeros(0), *(one.detach().flatten().cpu() for one in trained)])
 
 
 def _gradients(shapes: tuple[torch.Size, ...], step: tuple[int, int]) -> Sequence[Tensor]:
@@ -338,11 +343,11 @@ def _answers(call: _Call, entries: Tensor) -> _Answers:
     """The losses of entries under the call's objective, and the gradient of a sum of them, with fixed draws: at the
     call's network and at one near by, there under the objective as it is after the steps too."""
     device = next(call.network.parameters()).device
-    near, found = deepcopy(call.network), []
+    near, found = own_copy(call.network), []
     with torch.no_grad():
         disturb(near, stream(0, "world", "record preparation", "near by"))
     weights = torch.randn(len(entries), generator=stream(0, "world", "record preparation", "weights"))
-    for network, objective in ((deepcopy(call.network), call.objective), (near, call.objective), (near, call.later[0])):
+    for network, objective in ((own_copy(call.network), call.objective), (near, call.objective), (near, call.later[0])):
         rng = stream(0, "world", "record preparation", "views")
         batch = batch_of(call.data, entries, call.plan, rng, device=device, layout=torch.contiguous_format)
         with torch.random.fork_rng(devices=[]):  # a Dropout layer draws the same each time
