@@ -1,5 +1,6 @@
 """What tests of several files need: one thread where they run side by side, a cache and a web server of their own."""
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             and not any(map(item.get_closest_marker, ("medium", "slow")))]  # fmt: skip
     if kept:
         raise pytest.UsageError(f"nightly tests are also medium or slow: {', '.join(kept)}")
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector what was imported: it would go through all of it again and again."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

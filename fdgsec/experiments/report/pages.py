@@ -1,6 +1,7 @@
 """Web pages from templates: one base, one style sheet, everything in one file and escaped."""
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib import resources
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
@@ -19,10 +20,13 @@ def source(name: str) -> str:
 
 def page(template: str, *, title: str, contents: Contents = (), **values: object) -> str:
     """Fill a bundled template, which extends base.html; what it does not get is an error."""
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, loader=FunctionLoader(source), trim_blocks=True
-    )
     fixed: Mapping[str, object] = {
         "title": title, "contents": contents, "css": Markup(source("page.css")), "version": __version__,
     }  # fmt: skip
-    return environment.get_template(template).render(**fixed, **values)
+    return _templates().get_template(template).render(**fixed, **values)
+
+
+@cache
+def _templates() -> Environment:
+    """The bundled templates, each compiled once."""
+    return Environment(autoescape=True, undefined=StrictUndefined, loader=FunctionLoader(source), trim_blocks=True)
