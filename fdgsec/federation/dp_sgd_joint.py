@@ -127,16 +127,27 @@ def joint_step(
     if bound <= 0 or expected <= 0 or noise < 0:
         raise ValueError(f"bound and expected must be above 0, noise at least 0; got {bound}, {expected} and {noise}.")
     parameters = [trained(optimizer) for optimizer in optimizers]
-    sums = [[torch.zeros_like(each) for each in group] for group in parameters]
-    at_once = max(1, STACKED // sum(each.numel() for group in parameters for each in group))
-    share = bound / math.sqrt(len(optimizers))
+    sizes = [sum(each.numel() for each in group) for group in parameters]
+    at_once, share = max(1, STACKED // max(1, sum(sizes))), bound / math.sqrt(len(optimizers))
+    sums = [group[0].new_zeros(size) for group, size in zip(parameters, sizes, strict=True)]
+    rows = [total.new_empty(at_once, len(total)) for total in sums]
     left = iter(records)
-    while some := list(islice(left, at_once)):
-        for totals, of_records in zip(sums, zip(*some, strict=True), strict=True):
-            rows = [torch.stack(parts) for parts in zip(*of_records, strict=True)]
-            for total, part in zip(totals, clipped_sum(rows, share), strict=True):
-                total += part
-    for optimizer, group, totals in zip(optimizers, parameters, sums, strict=True):
-        for parameter, value in zip(group, noisy(totals, noise, secret), strict=True):
-            parameter.grad = value / expected
+    while count := _stacked(islice(left, at_once), rows):
+        for total, matrix in zip(sums, rows, strict=True):
+            total += clipped_sum([matrix[:count]], share)[0]
+    for optimizer, group, total in zip(optimizers, parameters, sums, strict=True):
+        parts = total.split([parameter.numel() for parameter in group])
+        for parameter, value in zip(group, noisy(parts, noise, secret), strict=True):
+            parameter.grad = value.view_as(parameter) / expected
         optimizer.step()
+
+
+def _stacked(records: Iterable[Gradients], rows: Sequence[Tensor]) -> int:
+    """Copy records' gradients into the rows of a matrix for each network, and count them.
+
+    Each is copied before the next one is asked for, which may be computed in the same memory."""
+    count = 0
+    for count, gradients in enumerate(records, start=1):
+        for own, matrix in zip(gradients, rows, strict=True):
+            matrix[count - 1] = torch.cat([part.detach().flatten() for part in own])
+    return count

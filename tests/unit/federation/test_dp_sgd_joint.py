@@ -1,7 +1,7 @@
 """Steps that several networks take together: what a record adds to them has a bound, and noise belongs to that bound."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import pytest
 import torch
@@ -119,6 +119,24 @@ def test_however_many_records_are_clipped_together_the_step_is_the_same(stacked:
 
     for one, other in zip(moved(found), moved(alone), strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_a_record_s_gradients_may_lie_in_the_memory_of_the_last_one_s():
+    given = records(6, 5, 3)
+    alone, found = optimizers(5, 3), optimizers(5, 3)
+    memory = [[torch.zeros(5)], [torch.zeros(3)]]
+
+    def in_place() -> Iterator[Gradients]:
+        for one in given:
+            for (into,), (value,) in zip(memory, one, strict=True):
+                into.copy_(value)
+            yield memory
+
+    step(alone, given)
+    step(found, in_place())
+
+    for one, other in zip(moved(found), moved(alone), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_the_noisy_gradient_stays_for_who_reads_it():
