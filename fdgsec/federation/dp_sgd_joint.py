@@ -26,12 +26,13 @@ from fdgsec.nn.training.batches import Batch, TrainingSet, batch_of
 from fdgsec.nn.training.per_sample_gradients import PrivateTrainingError, clipped_sum
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.privacy.accounting import Use
-from fdgsec.privacy.dp_sgd import PrivateTrainer, check_trainable, noisy, uses_of
+from fdgsec.privacy.dp_sgd import PrivateTrainer, check_trainable, forget_gradients, noisy, uses_of
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.secret_streams import SecretStream
 
 Gradients = Sequence[Sequence[Tensor]]
-"""A record's gradients: for each optimizer one tensor for each parameter that it trains, in its order."""
+"""A record's gradients: for each optimizer one tensor for each parameter that it trains, in its order. The next record's
+may lie in the same memory."""
 STACKED = 2**18
 """Numbers of gradients that are clipped together: those of many records in small networks, of one in large ones."""
 
@@ -87,6 +88,7 @@ def joint_training(
         )
     for network in networks:
         check_trainable(network, plan, [])
+        forget_gradients([*network.parameters(), *network.buffers()], optimizers)
     bound = trainer.max_grad_norm
     use = uses_of(len(data), plan, noise_multiplier=trainer.noise_multiplier, max_grad_norm=bound)
     trainer.spend(use)
@@ -123,22 +125,25 @@ def joint_step(
 
     `expected` is the mean size of a sample; the size of this one is private. `noise` is a standard deviation, drawn
     from `secret` network after network, also where no record was drawn. A record with a gradient that is not finite
-    adds nothing to that network. Raises ValueError: bound or expected not above 0, negative noise."""
+    adds nothing to that network. Raises ValueError: bound or expected not above 0, negative noise, and an optimizer
+    that trains nothing."""
     if bound <= 0 or expected <= 0 or noise < 0:
         raise ValueError(f"bound and expected must be above 0, noise at least 0; got {bound}, {expected} and {noise}.")
     parameters = [trained(optimizer) for optimizer in optimizers]
-    sizes = [sum(each.numel() for each in group) for group in parameters]
-    at_once, share = max(1, STACKED // max(1, sum(sizes))), bound / math.sqrt(len(optimizers))
-    sums = [group[0].new_zeros(size) for group, size in zip(parameters, sizes, strict=True)]
+    if not all(parameters):
+        raise ValueError("each optimizer must train a parameter; a step of one that trains none cannot be bounded.")
+    sums = [torch.cat([torch.zeros_like(each).flatten() for each in group]) for group in parameters]
+    at_once, share = max(1, STACKED // sum(map(len, sums))), bound / math.sqrt(len(optimizers))
     rows = [total.new_empty(at_once, len(total)) for total in sums]
     left = iter(records)
     while count := _stacked(islice(left, at_once), rows):
         for total, matrix in zip(sums, rows, strict=True):
             total += clipped_sum([matrix[:count]], share)[0]
+    forget_gradients([], optimizers)
     for optimizer, group, total in zip(optimizers, parameters, sums, strict=True):
         parts = total.split([parameter.numel() for parameter in group])
         for parameter, value in zip(group, noisy(parts, noise, secret), strict=True):
-            parameter.grad = value.view_as(parameter) / expected
+            parameter.grad = (value.view_as(parameter) / expected).to(parameter)
         optimizer.step()
 
 

@@ -31,6 +31,7 @@ from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child
 from fdgsec.runtime.secret_streams import SecretStream
 
+EXACT = (torch.float32, torch.float64)
 CHECKED = 8  # records on which independence is checked
 SMALLEST_NORM = 1e-9
 """The least bound on a gradient: the squares of numbers far below it vanish in float32, so that they pass a clip."""
@@ -176,6 +177,7 @@ class PrivateTrainer:
         if plan.frozen != "none":
             model.freeze(plan.frozen)  # in float32, as all of DP-SGD's steps
         optimizer = optimizer or optimizer_of(model.parameters(), plan)
+        forget_gradients([*model.parameters(), *model.buffers()], [optimizer])
         exact = replace(precision, frozen="float32")
         with through_frozen(model, data, objective, plan, precision=exact, first=round == 0) as given:
             session = _Session(
@@ -295,12 +297,22 @@ class _Session:
 
     def step(self, sums: Sequence[Tensor], *, noise: float, expected: float) -> None:
         """Add noise to the sums, divide by the expected batch, and step; `clip_norm` is post-processing."""
+        forget_gradients([], [self.optimizer])  # an objective may have left some
         for parameter, total in zip(self.trained, noisy(sums, noise, self.trainer.secret), strict=True):
             parameter.grad = total / expected
         if self.plan.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.trained, self.plan.clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+
+
+def forget_gradients(tensors: Iterable[Tensor], optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Take away the gradients of tensors, and of all that optimizers hold, frozen parts as well.
+
+    Optimizers step by whatever gradients they find, objectives may read them, and nothing clips what was left there."""
+    held = [one for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]]
+    for tensor in (*tensors, *held):
+        tensor.grad = None
 
 
 def _check_buffers(model: nn.Module, before: Mapping[str, Tensor]) -> None:
@@ -339,6 +351,12 @@ def _means(gradient: Tensor, places: Tensor, records: int) -> Tensor:
 
 def check_trainable(model: nn.Module, plan: TrainingPlan, beside: Sequence[nn.Parameter]) -> None:
     """Raise PrivateTrainingError for a network or plan that DP-SGD cannot bound, and say what to set instead."""
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.dtype not in EXACT:
+            raise PrivateTrainingError(
+                f"{name} is of {parameter.dtype}, in which lengths of gradients are rounded by more than the clip "
+                "allows for; train it in float32."
+            )
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             raise PrivateTrainingError(

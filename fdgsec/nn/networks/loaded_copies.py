@@ -74,13 +74,18 @@ def attributes(module: nn.Module) -> dict[str, object]:
 
 def _copies_itself(module: nn.Module) -> bool:
     """Whether a class says how its objects are copied; torch's own layers do for files of old versions alone."""
-    ways = (getattr(type(module), name, None) for name in ("__deepcopy__", "__getstate__", "__setstate__"))
+    kind = type(module)
+    if kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__reduce__ is not object.__reduce__:
+        return True
+    ways = (getattr(kind, name, None) for name in ("__deepcopy__", "__getstate__", "__setstate__"))
     return any(way is not None and not way.__module__.startswith("torch.") for way in ways)
 
 
 def _own(value: Tensor, kind: type[Tensor]) -> bool:
     """Whether a tensor is of this very class, has nothing attached, and fills its memory alone."""
-    if type(value) is not kind or vars(value) or (value.requires_grad and kind is Tensor):
+    if type(value) is not kind or vars(value) or value.layout is not torch.strided:
+        return False
+    if kind is Tensor and (value.requires_grad or value.grad is not None):
         return False
     return value.is_meta or value.untyped_storage().nbytes() == value.numel() * value.element_size()
 
@@ -93,7 +98,7 @@ def plain(value: object) -> bool:
         return all(map(plain, value))
     if isinstance(value, FunctionType):
         return not (value.__closure__ or value.__defaults__ or value.__kwdefaults__)
-    return isinstance(value, (*_SHARED, type, Enum, BuiltinFunctionType, torch.memory_format))
+    return type(value) in _SHARED or isinstance(value, type | Enum | BuiltinFunctionType | torch.memory_format)
 
 
 def _entry(prefix: str, name: str) -> str:
@@ -121,7 +126,7 @@ class _Copier:
         for name, value in vars(module).items():
             if name in _TABLES:
                 held[name] = {}
-            elif isinstance(value, _SHARED):
+            elif type(value) in _SHARED:
                 held[name] = value
             elif type(value) in _EMPTY and not value:
                 held[name] = self.memo.setdefault(id(value), type(value)())

@@ -167,9 +167,9 @@ def _cut_off(_module: nn.Module, _given: tuple[Tensor, ...], made: Tensor) -> Te
 def clipped_sum(gradients: Sequence[Tensor], bound: float) -> list[Tensor]:
     """Clip each record's gradient, over all of `gradients` (B, *shape), to a length of at most `bound`, and sum.
 
-    Abadi et al. 2016, Algorithm 1. Rounding never lets a record exceed the bound: lengths are overstated by the largest
-    error of float32, 1e-5. A gradient that is not finite adds nothing."""
-    flat = [gradient.flatten(1) for gradient in gradients]
+    Abadi et al. 2016, Algorithm 1. Rounding never lets a record of float32 or float64 numbers exceed the bound: lengths
+    are overstated by the largest error of float32, 1e-5. A gradient whose length is not finite adds nothing."""
+    flat = [gradient.flatten(1) if gradient.ndim > 1 else gradient.unsqueeze(1) for gradient in gradients]
     rows = [
         run[0] if len(run) == 1 else torch.cat(run, dim=1)
         for run in runs_of(flat, [row.shape[1] for row in flat], most=TOGETHER)

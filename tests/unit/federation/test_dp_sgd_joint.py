@@ -149,6 +149,36 @@ def test_the_noisy_gradient_stays_for_who_reads_it():
     assert torch.equal(gradient, moved(found)[0])
 
 
+def test_a_gradient_that_something_else_left_on_a_frozen_parameter_moves_nothing():
+    found = optimizers(5)
+    frozen = nn.Parameter(torch.zeros(3), requires_grad=False)
+    frozen.grad = torch.full((3,), 100.0)
+    found[0].add_param_group({"params": [frozen]})
+
+    step(found, records(2, 5))
+
+    assert torch.equal(frozen, torch.zeros(3))
+
+
+def test_parameters_of_no_axes_and_of_two_precisions_are_stepped():
+    single, double = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    found = [torch.optim.SGD([single, double], lr=1.0)]
+
+    step(found, [[[torch.tensor(3.0), torch.tensor([0.0, 4.0], dtype=torch.float64)]]])
+
+    torch.testing.assert_close(-torch.cat([single.detach().view(1), double.detach()]).double(),
+                               torch.tensor([0.6, 0.0, 0.8], dtype=torch.float64), rtol=2e-5, atol=1e-7)  # fmt: skip
+
+
+@pytest.mark.parametrize("given", [[], records(1, 5, 3)])
+def test_an_optimizer_that_trains_nothing_is_refused_whatever_was_drawn(given: list[Gradients]):
+    found = optimizers(5, 3)
+    trained(found[1])[0].requires_grad_(False)
+
+    with pytest.raises(ValueError, match="each optimizer must train a parameter"):
+        step(found, given)
+
+
 def test_a_shared_sample_costs_more_than_two_of_its_own():
     """E over a step of (dP / dQ)^2 at q = .01 by integration over both releases on a grid."""
     q, z = 0.01, 1.0

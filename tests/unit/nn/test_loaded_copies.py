@@ -195,8 +195,52 @@ def with_counts() -> nn.Module:
     return layer
 
 
+def with_a_gradient_on_a_buffer() -> nn.Module:
+    layer = nn.Linear(2, 2)
+    layer.register_buffer("numbers", torch.zeros(2))
+    layer.numbers.grad = torch.ones(2)
+    return layer
+
+
+def with_a_sparse_buffer() -> nn.Module:
+    layer = nn.Linear(2, 2)
+    layer.register_buffer("numbers", torch.eye(3).to_sparse())
+    return layer
+
+
+class Named(float):
+    """A number with something attached."""
+
+    names: list[str]
+
+
+def with_a_number_of_its_own_class() -> nn.Module:
+    layer = nn.Linear(2, 2)
+    layer.scale = Named(2.0)  # type: ignore[assignment]
+    layer.scale.names = ["scale"]
+    return layer
+
+
+class Reduced(nn.Linear):
+    """A layer that says how it is taken apart."""
+
+    copied: bool = False
+
+    def __reduce_ex__(self, _protocol: object) -> tuple[Callable[[], "Reduced"], tuple[()]]:
+        return _reduced, ()
+
+
+def _reduced() -> Reduced:
+    made = Reduced(2, 2)
+    made.copied = True
+    return made
+
+
 @pytest.mark.parametrize(
     ("make", "holds"), [
+        (with_a_gradient_on_a_buffer, lambda made: made.numbers.grad is not None),
+        (with_a_sparse_buffer, lambda made: made.numbers.is_sparse),
+        (lambda: Reduced(2, 2), lambda made: made.copied),
         (lambda: Counting(2, 2), lambda made: made.copied),
         (with_views, lambda made: made.first.untyped_storage().data_ptr() == made.last.untyped_storage().data_ptr()),
         (with_one_list, lambda made: made[0].seen is made[1].seen),
@@ -206,3 +250,13 @@ def with_counts() -> nn.Module:
 def test_an_own_copy_keeps_what_a_deep_one_does(make: Callable[[], nn.Module], holds: Callable[[Any], bool]):
     assert holds(deepcopy(make()))
     assert holds(own_copy(make()))
+
+
+def test_an_own_copy_shares_no_number_to_which_something_is_attached():
+    original = with_a_number_of_its_own_class()
+
+    copied: Any = own_copy(original)
+
+    assert copied.scale == 2.0
+    assert copied.scale.names == ["scale"]
+    assert copied.scale.names is not original.scale.names  # type: ignore[union-attr]

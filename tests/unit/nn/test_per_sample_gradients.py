@@ -184,14 +184,14 @@ def test_records_are_clipped_apart_and_added_up(rows: Rows, bound: float):
 
 
 def test_small_tensors_are_clipped_with_large_ones_as_one_gradient():
-    sizes = ((5,), (3, 2), (70, 60), (1,), (2, 3, 4), (4100,))  # runs of small tensors about two that are large
+    sizes = ((5,), (3, 2), (), (70, 60), (1,), (2, 3, 4), (4100,))  # runs of small tensors about two that are large
     rng = stream(0, "world", "sizes")
     rows = [torch.randn(4, *size, generator=rng) for size in sizes]
-    rows[4][2] = math.inf
+    rows[5][2] = math.inf
 
     found = clipped_sum(rows, 0.5)
 
-    whole = torch.cat([row.double().flatten(1) for row in rows], dim=1)[[0, 1, 3]]
+    whole = torch.cat([row.double().reshape(4, -1) for row in rows], dim=1)[[0, 1, 3]]
     expected = (0.5 * whole / whole.norm(dim=1, keepdim=True)).sum(0)
     assert [tuple(part.shape) for part in found] == list(sizes)
     torch.testing.assert_close(torch.cat([part.double().flatten() for part in found]), expected, rtol=3e-5, atol=1e-8)

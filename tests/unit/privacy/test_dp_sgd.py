@@ -1,15 +1,16 @@
 """DP-SGD's loop: whose gradients are clipped to what, how much noise comes on top, and what of it leaves."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from fdgsec.nn.networks.classifiers import Classifier, build_classifier
 from fdgsec.nn.training.batches import Batch
+from fdgsec.nn.training.per_sample_gradients import PrivateTrainingError
 from fdgsec.nn.training.training_loop import CrossEntropy, epochs
 from fdgsec.nn.training.training_plan import optimizer_of
 from fdgsec.privacy.dp_sgd import private_steps, sampling_rate, uses_of
@@ -169,6 +170,50 @@ def test_frozen_parameters_stay_and_the_others_move():
 
     assert torch.equal(weights(model.body), before)
     assert not torch.equal(model.head.weight, network().head.weight)
+
+
+def leave_gradients(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 100.0)
+
+
+@dataclass(frozen=True)
+class LeavesGradients:
+    """Cross-entropy that sees, and may leave, gradients on the network."""
+
+    leaves: bool
+    seen: list[bool] = field(default_factory=list)
+    couples_records: bool = False
+
+    def __call__(self, batch: Batch, model: Classifier) -> Tensor:
+        self.seen.append(any(parameter.grad is not None for parameter in model.parameters()))
+        if self.leaves:
+            leave_gradients(model)
+        return CrossEntropy()(batch, model)
+
+
+@pytest.mark.parametrize("while_training", [False, True])
+def test_gradients_that_something_else_left_move_nothing_and_nobody_sees_them(while_training: bool):
+    plan = replace(PLAN, frozen="stem")
+    moved = []
+    for left in (False, True):
+        model = network()
+        optimizer = optimizer_of(model.parameters(), plan)  # of the stem too, which is frozen only when training begins
+        if left and not while_training:
+            leave_gradients(model)
+        objective = LeavesGradients(leaves=left and while_training)
+
+        trainer(noise=1.0, bound=1.0)(model, data(), objective, plan, world(), optimizer=optimizer)
+
+        assert while_training or not any(objective.seen)
+        moved.append(weights(model))
+
+    assert torch.equal(*moved)
+
+
+def test_a_network_in_which_lengths_are_rounded_too_much_is_refused():
+    with pytest.raises(PrivateTrainingError, match=r"is of torch\.bfloat16.*train it in float32"):
+        trainer(bound=1.0)(network().to(torch.bfloat16), data(), CrossEntropy(), PLAN, world())
 
 
 def test_a_call_states_no_cost_between_neighbors_of_different_size():
