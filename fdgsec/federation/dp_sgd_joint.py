@@ -31,8 +31,9 @@ from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.secret_streams import SecretStream
 
 Gradients = Sequence[Sequence[Tensor]]
-"""A record's gradients: for each optimizer one tensor for each parameter that it trains, in its order. The next record's
-may lie in the same memory."""
+"""A record's gradients: for each optimizer one tensor for each parameter that it trains, in its order.
+
+Those of the next record may lie in the same memory."""
 STACKED = 2**18
 """Numbers of gradients that are clipped together: those of many records in small networks, of one in large ones."""
 

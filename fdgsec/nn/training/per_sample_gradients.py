@@ -183,7 +183,7 @@ def clipped_sum(gradients: Sequence[Tensor], bound: float) -> list[Tensor]:
     return [part.view(gradient.shape[1:]) for part, gradient in zip(parts, gradients, strict=True)]
 
 
-def runs_of(tensors: Sequence[Tensor], sizes: Sequence[int], *, most: int) -> Iterator[Sequence[Tensor]]:
+def runs_of(tensors: Sequence[Tensor], sizes: Sequence[int], *, most: int) -> Iterator[list[Tensor]]:
     """Cut tensors, with these numbers in each, into runs of at most `most` together, or of a single one with more.
 
     Networks have many small tensors: what is done to a whole run takes about as long as for one of them."""

@@ -162,7 +162,7 @@ def test_a_gradient_that_something_else_left_on_a_frozen_parameter_moves_nothing
 
 def test_parameters_of_no_axes_and_of_two_precisions_are_stepped():
     single, double = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(2, dtype=torch.float64))
-    found = [torch.optim.SGD([single, double], lr=1.0)]
+    found: list[torch.optim.Optimizer] = [torch.optim.SGD([single, double], lr=1.0)]
 
     step(found, [[[torch.tensor(3.0), torch.tensor([0.0, 4.0], dtype=torch.float64)]]])
 
