@@ -15,6 +15,7 @@ gradients of a batch."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol, runtime_checkable
 
@@ -26,7 +27,7 @@ from fdgsec.nn.training.batches import Batch, TrainingSet, batch_of
 from fdgsec.nn.training.per_sample_gradients import PrivateTrainingError, clipped_sum
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.privacy.accounting import Use
-from fdgsec.privacy.dp_sgd import PrivateTrainer, check_trainable, forget_gradients, noisy, uses_of
+from fdgsec.privacy.dp_sgd import PrivateTrainer, check_buffers, check_trainable, forget_gradients, noisy, uses_of
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.secret_streams import SecretStream
 
@@ -61,6 +62,79 @@ def single_records(batch: Batch) -> Iterator[Batch]:
         )  # fmt: skip
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class JointTraining:
+    """What is trained jointly, and on what: each network by the optimizer at its index.
+
+    `gradients` is called with one record at a time, a batch of one. What it gives may depend on that record, on the
+    weights, and on what torch's own generator draws, but on no other record: nothing else is bounded. `after` is called
+    after each step."""
+
+    networks: Sequence[nn.Module]
+    optimizers: Sequence[torch.optim.Optimizer]
+    data: TrainingSet
+    gradients: Callable[[Batch], Gradients]
+    plan: TrainingPlan
+    device: torch.device
+    layout: torch.memory_format
+    round: int
+    rounds: int
+    after: Callable[[], None]
+
+    def check(self) -> None:
+        """Raise UsageError for an empty set, and PrivateTrainingError for networks that cannot be trained so, or
+        records of several versions."""
+        if not len(self.data):
+            raise UsageError("a client has no training images; every client needs at least one.")
+        if self.data.owners is not None:
+            raise PrivateTrainingError(
+                "joint steps draw and clip every image alone, but these records have several versions; train on one "
+                "of each."
+            )
+        for network in self.networks:
+            check_trainable(network, self.plan, [])
+        if len(self.networks) != len(self.optimizers):
+            raise PrivateTrainingError(
+                f"joint steps take one optimizer for each network; got {len(self.optimizers)} for {len(self.networks)}."
+            )
+
+    def by(self, trainer: PrivateTrainer) -> dict[str, float]:
+        """Take the steps, with the trainer's cost, samples, augmentations and noise; give {"steps": count}."""
+        self.check()
+        buffers = [{name: buffer.clone() for name, buffer in network.named_buffers()} for network in self.networks]
+        for network in self.networks:
+            forget_gradients([*network.parameters(), *network.buffers()], self.optimizers)
+        bound = trainer.max_grad_norm
+        use = uses_of(len(self.data), self.plan, noise_multiplier=trainer.noise_multiplier, max_grad_norm=bound)
+        trainer.spend(use)
+        per_epoch = _steps_per_epoch(use)
+        views = trainer.secret.child("views", len(trainer.uses)).generator()
+        for step in range(use.count):
+            rate = self.plan.rate(round=self.round, rounds=self.rounds, epoch=step // per_epoch)
+            for group in [group for optimizer in self.optimizers for group in optimizer.param_groups]:
+                group["lr"] = rate
+            drawn = trainer.secret.uniform(len(self.data)) < use.sampling_rate
+            sample = drawn.nonzero().flatten()
+            batch = batch_of(self.data, sample, self.plan, views, device=self.device, layout=self.layout)
+            joint_step(
+                self.optimizers, map(self.gradients, single_records(batch)), bound=bound, noise=use.noise,
+                expected=use.sampling_rate * len(self.data), secret=trainer.secret,
+            )  # fmt: skip
+            self.after()
+        for network, before in zip(self.networks, buffers, strict=True):
+            check_buffers(network, before)
+        return {"steps": float(use.count)}
+
+
+@runtime_checkable
+class TrainsJointly(Protocol):
+    """A private trainer with joint steps of its own, such as one that looks at what a method hands over."""
+
+    def train_jointly(self, training: JointTraining) -> dict[str, float]:
+        """Train the networks in place, and give metrics."""
+        ...
+
+
 def joint_training(
     trainer: PrivateTrainer,
     networks: Sequence[nn.Module],
@@ -75,38 +149,16 @@ def joint_training(
     rounds: int = 1,
     after: Callable[[], None],
 ) -> dict[str, float]:
-    """Train `networks`, each by the optimizer at its index, as `trainer` would train one; give {"steps": count}.
+    """Train `networks` as `trainer` would train one (`JointTraining`), in place; give {"steps": count}.
 
-    `gradients` is called with one record at a time, a batch of one; `after` is called after each step. Samples (which
-    may be empty), augmentations and noise come from the trainer's secret stream. Raises UsageError for an empty set,
-    and PrivateTrainingError for networks that cannot be trained so, or records of several versions."""
-    if not len(data):
-        raise UsageError("a client has no training images; every client needs at least one.")
-    if data.owners is not None:
-        raise PrivateTrainingError(
-            "joint steps draw and clip every image alone, but these records have several versions; train on one of "
-            "each."
-        )
-    for network in networks:
-        check_trainable(network, plan, [])
-        forget_gradients([*network.parameters(), *network.buffers()], optimizers)
-    bound = trainer.max_grad_norm
-    use = uses_of(len(data), plan, noise_multiplier=trainer.noise_multiplier, max_grad_norm=bound)
-    trainer.spend(use)
-    per_epoch = _steps_per_epoch(use)
-    views = trainer.secret.child("views", len(trainer.uses)).generator()
-    for step in range(use.count):
-        rate = plan.rate(round=round, rounds=rounds, epoch=step // per_epoch)
-        for group in [group for optimizer in optimizers for group in optimizer.param_groups]:
-            group["lr"] = rate
-        drawn = trainer.secret.uniform(len(data)) < use.sampling_rate
-        batch = batch_of(data, drawn.nonzero().flatten(), plan, views, device=device, layout=layout)
-        joint_step(
-            optimizers, (gradients(one) for one in single_records(batch)), bound=bound, noise=use.noise,
-            expected=use.sampling_rate * len(data), secret=trainer.secret,
-        )  # fmt: skip
-        after()
-    return {"steps": float(use.count)}
+    Samples (which may be empty), augmentations and noise come from the trainer's secret stream. Raises UsageError for
+    an empty set, and PrivateTrainingError for networks that cannot be trained so, records of several versions, and
+    buffers that change."""
+    training = JointTraining(
+        networks=networks, optimizers=optimizers, data=data, gradients=gradients, plan=plan, device=device,
+        layout=layout, round=round, rounds=rounds, after=after,
+    )  # fmt: skip
+    return trainer.train_jointly(training) if isinstance(trainer, TrainsJointly) else training.by(trainer)
 
 
 def _steps_per_epoch(use: Use) -> int:

@@ -206,7 +206,7 @@ class PrivateTrainer:
                 session.step(sums, noise=use.noise, expected=use.sampling_rate * records)
                 if on_step is not None:
                     on_step(step + 1, math.nan)
-        _check_buffers(model, buffers)
+        check_buffers(model, buffers)
         return {"steps": float(use.count)}
 
 
@@ -315,7 +315,7 @@ def forget_gradients(tensors: Iterable[Tensor], optimizers: Iterable[torch.optim
         tensor.grad = None
 
 
-def _check_buffers(model: nn.Module, before: Mapping[str, Tensor]) -> None:
+def check_buffers(model: nn.Module, before: Mapping[str, Tensor]) -> None:
     """Raise PrivateTrainingError where training changed a buffer: it would be sent, and nothing was clipped in it."""
     changed = [name for name, buffer in model.named_buffers() if not torch.equal(buffer, before[name])]
     if changed:

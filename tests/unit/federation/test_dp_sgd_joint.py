@@ -229,3 +229,49 @@ def test_records_of_several_versions_are_refused_because_each_version_would_be_c
             [torch.optim.SGD(network.parameters(), lr=1.0)], data, lambda batch: [], TrainingPlan(steps=1, crop=None),
             device=torch.device("cpu"), layout=torch.contiguous_format, after=lambda: None,
         )  # fmt: skip
+
+
+class _Counting(nn.Linear):
+    """Counts the records that it was shown, in a buffer, which is sent."""
+
+    shown: Tensor
+
+    def __init__(self) -> None:
+        super().__init__(48, 2)
+        self.register_buffer("shown", torch.zeros(()))
+
+
+@pytest.mark.parametrize("counting", [True, False])
+def test_a_buffer_that_changes_with_the_records_is_refused(counting: bool):
+    network = _Counting()
+    data = TrainingSet(images=torch.zeros(4, 3, 4, 4, dtype=torch.uint8), labels=torch.zeros(4, dtype=torch.int64))
+
+    def gradients(record: Batch) -> Gradients:
+        if counting:
+            network.shown += 1
+        return [list(torch.autograd.grad(network(record.images.flatten(1)).sum(), list(network.parameters())))]
+
+    def trained_jointly() -> dict[str, float]:
+        return joint_training(
+            PrivateTrainer(noise_multiplier=1.0, max_grad_norm=1.0, secret=drawn()), [network],
+            [torch.optim.SGD(network.parameters(), lr=1.0)], data, gradients, TrainingPlan(steps=4, crop=None),
+            device=torch.device("cpu"), layout=torch.contiguous_format, after=lambda: None,
+        )  # fmt: skip
+
+    if counting:
+        with pytest.raises(PrivateTrainingError, match="the buffer shown changed with the images"):
+            trained_jointly()
+    else:
+        assert trained_jointly() == {"steps": 4.0}
+
+
+def test_each_network_needs_an_optimizer_of_its_own():
+    network = nn.Linear(48, 2)
+    data = TrainingSet(images=torch.zeros(4, 3, 4, 4, dtype=torch.uint8), labels=torch.zeros(4, dtype=torch.int64))
+
+    with pytest.raises(PrivateTrainingError, match="one optimizer for each network; got 0 for 1"):
+        joint_training(
+            PrivateTrainer(noise_multiplier=1.0, max_grad_norm=1.0, secret=drawn()), [network], [], data,
+            lambda batch: [], TrainingPlan(steps=1, crop=None), device=torch.device("cpu"),
+            layout=torch.contiguous_format, after=lambda: None,
+        )  # fmt: skip
