@@ -5,8 +5,8 @@ a number that is given. Who counts epochs for steps, or stops where the loss is 
 tells of the loss by their number. A step that happens to take no image counts as well: without noise, it shows that it
 took none."""
 
-from collections.abc import Iterable, Sequence, Sized
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -46,11 +46,20 @@ class Counted:
 class Findings:
     """What is wrong with trainings (`faults`), and what could not be tried of them, in words."""
 
-    faults: Sequence[str] = ()
-    untested: Sequence[str] = ()
+    faults: Sequence[str] = field(default_factory=list)
+    untested: Sequence[str] = field(default_factory=list)
+
+    @classmethod
+    def together(cls, found: Iterable["Findings"]) -> "Findings":
+        """Join findings in their order."""
+        kept = list(found)
+        return cls(
+            faults=[words for one in kept for words in one.faults],
+            untested=[words for one in kept for words in one.untested],
+        )
 
 
-def miscounted(site: Site, defense_stack: DefenseStack, alike: Sequence[Counted]) -> Findings:
+def miscounted(site: Site, defense_stack: DefenseStack, alike: Sequence[Counted]) -> Iterator[Findings]:
     """Compare steps with costs: of trainings that are `alike` but for their images, and of other plans."""
     plan = canary_plan(site)
     asked = {
@@ -58,18 +67,18 @@ def miscounted(site: Site, defense_stack: DefenseStack, alike: Sequence[Counted]
         "epochs": (IMAGES, replace(plan, steps=None, epochs=EPOCHS, batch_size=BATCH)),
         "own": (len(site.client.data), plan),
     }
+    if len({one.steps for one in alike}) > 1:
+        yield Findings(faults=["the number of a training's steps follows its images"])
     found = [*alike, *(_counted(site, defense_stack, name, images, plan) for name, (images, plan) in asked.items())]
-    faults = []
     more = next((one for one in found if one.steps > one.paid), None)
     if more is not None:
-        faults.append(f"a training takes {more.steps} steps; its cost is of {more.paid}")
-    if len({one.steps for one in alike}) > 1:
-        faults.append("the number of a training's steps follows its images")
-    if _follows_samples(site, defense_stack, plan):
-        faults.append("a step of training that takes no image moves nothing, and noise does not hide it")
+        yield Findings(faults=[f"a training takes {more.steps} steps; its cost is of {more.paid}"])
     fewer = next((one for one in found if one.steps < one.paid), None)
-    early = [] if fewer is None else [f"steps after the first {fewer.steps} of {fewer.paid} that a training pays for"]
-    return Findings(faults=faults, untested=early)
+    if fewer is not None:
+        early = f"steps after the first {fewer.steps} of {fewer.paid} that a training pays for"
+        yield Findings(untested=[early])
+    if _follows_samples(site, defense_stack, plan):
+        yield Findings(faults=["a step of training that takes no image moves nothing, and noise does not hide it"])
 
 
 def _follows_samples(site: Site, defense_stack: DefenseStack, plan: TrainingPlan) -> bool:

@@ -13,7 +13,7 @@ more steps, and an image may move them on average by that share. A cost is of so
 are counted (fdgsec.experiments.audit.counted_steps), and their noise is compared with each other's."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -68,67 +68,89 @@ MOST_TIMES = 16
 
 def training_moves(site: Site, defense_stack: DefenseStack) -> Findings:
     """What one image moves further in a step of a client's training than its cost allows."""
+    return Findings.together(training_moves_in_turn(site, defense_stack))
+
+
+def training_moves_in_turn(site: Site, defense_stack: DefenseStack) -> Iterator[Findings]:
+    """Yield what `training_moves` finds as soon as it is found: who needs one fault pays for no further trainings."""
     tried = _Tried(site=site, defense_stack=defense_stack)
     alone, uses = tried.steps(STEPS, [EVERYWHERE])
     allowed = allowed_by(uses)
     if allowed is None:
-        stated = bool(uses) and all(use.noise for use in uses)
-        return Findings(untested=["steps whose cost is not of Gaussian noise for a stated distance"] if stated else [])
+        if uses and all(use.noise for use in uses):
+            yield Findings(untested=["steps whose cost is not of Gaussian noise for a stated distance"])
+        return
     if allowed.rate < 1 and len(alone) * allowed.rate < STEPS * len(site.clocks):  # as many with an image as else
         tried = replace(tried, times=min(MOST_TIMES, math.ceil(1 / allowed.rate)))
         alone, uses = tried.steps(STEPS, [EVERYWHERE])
     if not bool(alone.any()):
-        return Findings(untested=["steps in which nothing moves"])
-    said = _moved_further(tried, alone, allowed) or _further_in_all(alone, allowed, uses)
-    faint, costly = (tried.steps(STEPS, [label]) for label in (FAINT, COSTLY))
-    counts = miscounted(site, defense_stack, [Counted.of(*one) for one in ((alone, uses), faint, costly)])
-    said += counts.faults
+        yield Findings(untested=["steps in which nothing moves"])
+        return
+    sound = True
+    for found in _moved_in_turn(tried, alone, allowed, uses):
+        sound = sound and not found.faults
+        yield found
+    if sound and (tensor := trained_without_noise(site, defense_stack)):
+        yield Findings(faults=[f"one image changes {tensor!r} of the network, in which nothing hides it"])
+
+
+def _moved_in_turn(tried: "_Tried", alone: Tensor, allowed: Allowed, uses: Sequence[Use]) -> Iterator[Findings]:
+    """What is wrong with steps of networks that are made for it."""
+    moved = False
+    for words in _moved_further(tried, alone, allowed):
+        moved = True
+        yield Findings(faults=[words])
+    if not moved and (words := _further_in_all(alone, allowed, uses)):
+        yield Findings(faults=[words])
     if related(alone[..., 1:]):
-        said.append(
-            "the noise of a step of training comes again in another one (momentum inside the trainer does this; set it "
-            "in the plan instead)"
-        )
+        again = "the noise of a step of training comes again in another one (momentum inside the trainer does this; set"
+        yield Findings(faults=[f"{again} it in the plan instead)"])
+    site, defense_stack = tried.site, tried.defense_stack
+    faint, costly = (tried.steps(STEPS, [label]) for label in (FAINT, COSTLY))
+    yield from miscounted(site, defense_stack, [Counted.of(*one) for one in ((alone, uses), faint, costly)])
     if any(repeats(tensor) for tensor in tried.steps(1, [EVERYWHERE], side=LARGE)[0][0]):
-        said.append("the noise of a training comes again in the numbers of a tensor")
+        yield Findings(faults=["the noise of a training comes again in the numbers of a tensor"])
     if of_another_size(alone[..., 1:], faint[0][..., 1:]):
-        said.append("the size of a training's noise follows the gradient of its image")
-    said += _not_finite(tried, alone, allowed)
+        yield Findings(faults=["the size of a training's noise follows the gradient of its image"])
     bound = min(min(use.sensitivity.values()) for use in uses)
-    said += moved_by_others(site, defense_stack, allowed, bound)
-    if not said and (tensor := trained_without_noise(site, defense_stack)):
-        said.append(f"one image changes {tensor!r} of the network, in which nothing hides it")
-    return Findings(faults=said, untested=counts.untested)
+    yield Findings(faults=_not_finite(tried, alone, allowed))
+    yield Findings(faults=moved_by_others(site, defense_stack, allowed, bound))
 
 
-def _moved_further(tried: "_Tried", alone: Tensor, allowed: Allowed) -> list[str]:
-    """What one image moves further than it may, in words: left out, exchanged, late, or of several entries."""
+def _moved_further(tried: "_Tried", alone: Tensor, allowed: Allowed) -> Iterator[str]:
+    """What one image moves further than it may, in words: left out, exchanged or late, and of several entries."""
+    distances = _distances(tried, alone, allowed)
+    if (moved := next((one for one in distances if one.too_far), None)) is not None:
+        yield f"one image moves a step of training {moved.words}"
+    yield from _moved_by_versions(tried, allowed)
+
+
+def _distances(tried: "_Tried", alone: Tensor, allowed: Allowed) -> Iterator[MovedWeights]:
     nothing, (present, rate) = torch.zeros_like, (allowed.present, allowed.rate)
-    found = [apart(alone, nothing(alone), present, rate=rate)]
+    yield apart(alone, nothing(alone), present, rate=rate)
     both, without = (tried.steps(PAIRED, [EVERYWHERE, AGAINST], lit=lit)[0] for lit in (2, 1))
-    found.append(apart(without, both, present, rate=rate, images=2))
-    found.append(apart(alone, tried.steps(STEPS, [AGAINST])[0], allowed.replaced, rate=rate))
+    yield apart(without, both, present, rate=rate, images=2)
+    yield apart(alone, tried.steps(STEPS, [AGAINST])[0], allowed.replaced, rate=rate)
     for label in IN_ONE_KIND:
         part = tried.steps(FEW, [label])[0]
-        found.append(apart(part, nothing(part), present, rate=rate))
-    found.append(_moved_late(tried))
-    said = [f"one image moves a step of training {moved.words}" for moved in found if moved.too_far][:1]
-    return said + _moved_by_versions(tried, allowed)
+        yield apart(part, nothing(part), present, rate=rate)
+    yield _moved_late(tried)
 
 
-def _further_in_all(alone: Tensor, allowed: Allowed, uses: Sequence[Use]) -> list[str]:
+def _further_in_all(alone: Tensor, allowed: Allowed, uses: Sequence[Use]) -> str:
     """Say so if an image moves steps of several costs, in all, further than these add up to.
 
     Each may move no further than the most expensive one."""
     if len({(use.noise, use.sampling_rate, *use.sensitivity.items()) for use in uses}) == 1:
-        return []
+        return ""
     found, (paid, variance) = (
         apart(alone, torch.zeros_like(alone), allowed.present, rate=allowed.rate),
         squares_paid(uses),
     )
     if found.squares - DEVIATIONS * math.sqrt(found.squares_error**2 + variance) <= FACTOR**2 * paid:
-        return []
+        return ""
     further = f"{math.sqrt(found.squares):.1f} standard deviations of their noise in all; {math.sqrt(paid):.1f} are"
-    return [f"one image moves the steps of a training by {further} paid for"]
+    return f"one image moves the steps of a training by {further} paid for"
 
 
 def _moved_by_versions(tried: "_Tried", allowed: Allowed) -> list[str]:

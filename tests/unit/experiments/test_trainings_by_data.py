@@ -7,7 +7,7 @@ import torch
 
 from fdgsec.defenses.dp_sgd import DPSGD
 from fdgsec.experiments.audit.counted_steps import Findings
-from fdgsec.experiments.audit.moved_weights import training_moves
+from fdgsec.experiments.audit.moved_weights import training_moves, training_moves_in_turn
 from fdgsec.experiments.audit.neighboring_clients import Site
 from fdgsec.experiments.audit.sampled_records import sampling_faults
 from fdgsec.experiments.audit.step_distances import apart
@@ -16,6 +16,7 @@ from fdgsec.federation.method import Clock
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.testing.small_federation import CLIENTS, four_clients, start_of
+from tests.support.first_faults import faults_until
 from tests.support.misstated_by_data import (
     BY_DATA,
     SOUND,
@@ -48,7 +49,7 @@ def test_what_data_decide_is_paid_for(trainer: str):
     kind = DPSGDKnowingItsClient if "client" in trainer or "validation" in trainer else DPSGDWith
     site = site_of(kind(noise_multiplier=1.0, made=made))
 
-    said = training_moves(site, site.defense_stack).faults
+    said = faults_until(words, training_moves_in_turn(site, site.defense_stack))
 
     assert any(words in one for one in said), said
 
