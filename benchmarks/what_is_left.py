@@ -154,18 +154,26 @@ def _cell(row: Mapping[str, Any] | None, bare: Mapping[str, Any] | None) -> str:
     verdict = row["verdict"].partition(":")[0]
     without = f"; {_without(row, bare)}" if row["defense"] else ""
     return (
-        f"{_word(row)}{_of(row)} {rate(row['value'])}{bounds}, baseline {rate(row['baseline'])}, n = {row['n']:,}: "
+        f"{_word(row)}{_of(row)} {rate(row['value'])}{bounds}, baseline {_fine(row['baseline'])}, n = {row['n']:,}: "
         f"{verdict}{without}"
     )
 
 
+def _fine(value: float) -> str:
+    """A baseline, of which values next to it may be a few times as large: with three decimals below .01."""
+    return f"{value:.3f}".lstrip("0") if 0.0005 <= value < 0.01 else rate(value)
+
+
 def _of(row: Mapping[str, Any]) -> str:
-    """Of which images two linked releases are."""
+    """Of which images a row is: of two linked releases whether they are the same, else the domain and what of it."""
+    found = row["slice"]
+    if row["attack"] == "linkage":
+        return " (the same images twice)" if found.get("data") == "the same" else " (other images)"
+    domain = str(found["domain"]).replace("_", " ")
     if row["attack"] == "reidentification":
-        return f" (rows {str(row['slice'].get('rows')).replace('_', ' ')})"
-    if row["attack"] != "linkage":
-        return ""
-    return " (the same images twice)" if row["slice"].get("data") == "the same" else " (other images)"
+        return f" ({domain}, rows {str(found['rows']).replace('_', ' ')})"
+    among = f" among {found['gallery']}" if "gallery" in found else " images"
+    return f" ({domain}, clients of {found['n_per_client']}{among})"
 
 
 def kept(rows: Sequence[Mapping[str, Any]], case: Case, attacks: Sequence[str]) -> list[dict[str, Any]]:
