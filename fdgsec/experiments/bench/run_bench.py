@@ -33,7 +33,7 @@ from fdgsec.experiments.run_config import RunConfig
 from fdgsec.experiments.setup.run_federation import FederationRun, RunRequest, federate
 from fdgsec.experiments.setup.run_inputs import load_world
 from fdgsec.experiments.train import train
-from fdgsec.federation.run_folder import environment, reserved
+from fdgsec.federation.run_folder import reserved
 from fdgsec.federation.wire import SERVER, SUM, parties
 from fdgsec.nn.training.precision import device_named
 from fdgsec.runtime.cache_files import write_atomic
@@ -319,7 +319,7 @@ def row_of(cell: Cell, config: RunConfig, report: AttackReport, seconds: float) 
         "clients": clients, "participants": participants, "accuracy": report.accuracy,
         "traffic": traffic_of(report, config),
         "guarantees": [dict(each) for each in report.guarantees],
-        "transcript_sha256": report.transcript_sha256, "seconds": seconds, "environment": environment(),
+        "transcript_sha256": report.transcript_sha256, "seconds": seconds, "environment": dict(report.environment),
     }  # fmt: skip
 
 

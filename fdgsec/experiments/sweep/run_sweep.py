@@ -36,7 +36,7 @@ from fdgsec.experiments.sweep.tables import markdown, spreadsheet, summary
 from fdgsec.experiments.sweep.web_page import page
 from fdgsec.experiments.train import train
 from fdgsec.federation.defense import Defense
-from fdgsec.federation.run_folder import environment, reserved
+from fdgsec.federation.run_folder import reserved
 from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.interruption import kept_text, telling
@@ -252,7 +252,7 @@ def compute(data_root: Path | None, point: Point) -> dict[str, Any]:
         "attacks": [
             {key: each[key] for key in ("name", "status", "reason", "controls", "measurements")} for each in attacks
         ],
-        **sent, "seconds": report["seconds"], "environment": environment(),
+        **sent, "seconds": report["seconds"], "environment": report["environment"],
     }  # fmt: skip
 
 

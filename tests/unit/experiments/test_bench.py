@@ -395,6 +395,23 @@ def test_workers_fill_the_table_that_one_process_fills(tmp_path: Path, one_threa
     }
 
 
+@pytest.mark.medium
+def test_a_cell_names_the_threads_that_it_was_computed_on_whatever_the_process_has(tmp_path: Path):
+    request = replace(
+        REQUEST, arms=("fedavg",), domains=("sketch",), seeds=(0,),
+        given={"per_domain": 28, "rounds": 1, "image_size": 16, "backbone": "tiny", "pretrained": False},
+    )  # fmt: skip
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        bench(request, data_root=None, out=tmp_path, progress=NoProgress())
+    finally:
+        torch.set_num_threads(before)
+
+    (cell,) = json.loads((tmp_path / "results.json").read_text())["cells"]
+    assert cell["environment"]["threads"] == 1
+
+
 def timeless(found: Mapping[str, Any]) -> str:
     """A summary without seconds."""
     return json.dumps(
