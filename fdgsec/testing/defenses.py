@@ -154,16 +154,7 @@ def _check_moves(method: Method, stack: DefenseStack, start: GlobalModel) -> Non
     clocks = [Clock(round=number, rounds=2, participants=CLIENT_NAMES) for number in range(2)]
     site = Site(method=method, client=four_clients()[0], model=start, defense_stack=stack, clocks=clocks, seed=0)
     if any(isinstance(defense, TrainsPrivately) for defense in stack.defenses):
-        plans = [replace(PLAN, optimizer="sgd", momentum=0.9), replace(PLAN, optimizer="adam", learning_rate=1e-3)]
-        found = faults_of_training(site, stack, plans)
-        for said in found.moved:
-            expect(False, "a training moves with one image no further than its cost allows", said)
-        for said in found.samples:
-            expect(False, "a training draws its records as its cost says", said)
-        if (tensor := _averages_taken(site, stack)) is not None:
-            expect(False, "a training moves with one image no further than its cost allows", f"it moves {tensor!r}")
-        for said in found.untested:
-            warn(f"check_defense did not test {said}")
+        _check_trainings(site, stack)
     for said in told_for_free(site, stack):
         expect(False, "every new release has its cost", said)
     for release in without_tails(site, stack, draws=TAILS):
@@ -176,6 +167,22 @@ def _check_moves(method: Method, stack: DefenseStack, start: GlobalModel) -> Non
             False, "a release moves with one image or client no further than its cost allows",
             f"{one.release.slot!r} moves with {one.by} {one.words}",
         )  # fmt: skip
+
+
+def _check_trainings(site: Site, stack: DefenseStack) -> None:
+    """Check that one image moves a training no further than its cost allows, and that samples are as it says."""
+    plans = [replace(PLAN, optimizer="sgd", momentum=0.9), replace(PLAN, optimizer="adam", learning_rate=1e-3)]
+    untested = list[str]()
+    for found in faults_of_training(site, stack, plans):
+        untested += found.untested
+        for said in found.moved:
+            expect(False, "a training moves with one image no further than its cost allows", said)
+        for said in found.samples:
+            expect(False, "a training draws its records as its cost says", said)
+    if (tensor := _averages_taken(site, stack)) is not None:
+        expect(False, "a training moves with one image no further than its cost allows", f"it moves {tensor!r}")
+    for said in untested:
+        warn(f"check_defense did not test {said}")
 
 
 def _averages_moved(site: Site, stack: DefenseStack) -> list[Moved]:

@@ -1,6 +1,6 @@
 """The checks of private training beside its canaries, in one list for the audit of a run and for `check_defense`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -8,7 +8,7 @@ import torch
 from fdgsec.experiments.audit.free_numbers import told_for_free
 from fdgsec.experiments.audit.gradient_canaries import OwnWeights
 from fdgsec.experiments.audit.moved_by_optimizers import optimizer_moves
-from fdgsec.experiments.audit.moved_weights import training_moves
+from fdgsec.experiments.audit.moved_weights import training_moves_in_turn
 from fdgsec.experiments.audit.neighboring_clients import Site
 from fdgsec.experiments.audit.noise_checks import NoiseChecks, compared
 from fdgsec.experiments.audit.noise_scale import SmallTraining
@@ -31,18 +31,22 @@ class TrainingFaults:
     """What one image moves further than its cost allows (`moved`), what is wrong with `samples`, and what could not be
     tried, in words."""
 
-    moved: Sequence[str]
-    samples: Sequence[str]
-    untested: Sequence[str]
+    moved: Sequence[str] = ()
+    samples: Sequence[str] = ()
+    untested: Sequence[str] = ()
 
 
-def faults_of_training(site: Site, defense_stack: DefenseStack, plans: Sequence[TrainingPlan]) -> TrainingFaults:
-    """Look for faults in plain steps, behind the optimizers of `plans`, and in the samples of steps."""
-    steps, samples = training_moves(site, defense_stack), sampling_faults(site, defense_stack)
-    return TrainingFaults(
-        moved=[*steps.faults, *optimizer_moves(site, defense_stack, plans)], samples=samples.faults,
-        untested=[*steps.untested, *samples.untested],
-    )  # fmt: skip
+def faults_of_training(
+    site: Site, defense_stack: DefenseStack, plans: Sequence[TrainingPlan]
+) -> Iterator[TrainingFaults]:
+    """Look for faults in plain steps, behind the optimizers of `plans`, and in the samples of steps.
+
+    Each is told as soon as it is found, so that who stops at the first pays for no further trainings."""
+    for steps in training_moves_in_turn(site, defense_stack):
+        yield TrainingFaults(moved=steps.faults, untested=steps.untested)
+    yield TrainingFaults(moved=optimizer_moves(site, defense_stack, plans))
+    samples = sampling_faults(site, defense_stack)
+    yield TrainingFaults(samples=samples.faults, untested=samples.untested)
 
 
 def check_trainings(site: Site, *, releases: int, confidence: float) -> NoiseChecks:
@@ -55,10 +59,11 @@ def check_trainings(site: Site, *, releases: int, confidence: float) -> NoiseChe
     again = (replace(site.defense_stack, name=f"{name}/within/{run}") for run in range(DRAWS))
     drawn = [torch.cat(small.updates(stack)[0])[:, small.records :].double().flatten() for stack in again]
     untouched = torch.stack(drawn)[:, :NUMBERS]
-    found = faults_of_training(site, site.defense_stack, [plan_of(site)])
+    found = list(faults_of_training(site, site.defense_stack, [plan_of(site)]))
     checks = NoiseChecks(
         confidence=confidence, within=["the updates of a training"] if alike(untouched) else [],
-        trainings=[*found.moved, *told_for_free(site, site.defense_stack)], samples=found.samples,
-        untested=found.untested,
+        trainings=[*(words for one in found for words in one.moved), *told_for_free(site, site.defense_stack)],
+        samples=[words for one in found for words in one.samples],
+        untested=[words for one in found for words in one.untested],
     )  # fmt: skip
     return compared(checks, (torch.cat(steps).double() for steps in trained))
