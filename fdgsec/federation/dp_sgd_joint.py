@@ -64,7 +64,7 @@ def single_records(batch: Batch) -> Iterator[Batch]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class JointTraining:
-    """What is trained jointly, and on what: each network by the optimizer at its index.
+    """What is trained jointly, and on what: `networks`, all of whose trained parameters are those of `optimizers`.
 
     `gradients` is called with one record at a time, a batch of one. What it gives may depend on that record, on the
     weights, and on what torch's own generator draws, but on no other record: nothing else is bounded. `after` is called
@@ -93,10 +93,8 @@ class JointTraining:
             )
         for network in self.networks:
             check_trainable(network, self.plan, [])
-        if len(self.networks) != len(self.optimizers):
-            raise PrivateTrainingError(
-                f"joint steps take one optimizer for each network; got {len(self.optimizers)} for {len(self.networks)}."
-            )
+        if not self.optimizers:
+            raise PrivateTrainingError("joint steps take at least one optimizer.")
 
     def by(self, trainer: PrivateTrainer) -> dict[str, float]:
         """Take the steps, with the trainer's cost, samples, augmentations and noise; give {"steps": count}."""

@@ -8,6 +8,7 @@ shows it (fdgsec.privacy.record_independence compares batches). Where several ne
 compares a record's gradients with and without other records."""
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 
 import torch
@@ -30,8 +31,10 @@ ROUNDS = 2
 """Rounds that a client takes part in: what it remembers of the first is used in the second."""
 ANSWERED = 4
 """Replacements under which losses and gradients are compared too, which costs passes of the network."""
-ASKED = 8
+ASKED = 6
 """Records of which joint gradients are asked for, each in passes of its own."""
+OF_ALL = 2
+"""Of all images of a client, records of which they are asked for, of those that a replacement keeps."""
 
 
 def check_preparation(method: Method, client: Client, *, model: GlobalModel, inbox: Inbox, clock: Clock) -> None:
@@ -54,24 +57,28 @@ def mixed_records(method: Method, client: Client, *, model: GlobalModel, inbox: 
     part in this round and the next, with what it remembers; what it receives is the same. Nothing is trained: the
     networks are moved at random, the same way each time. Compared are the images and labels of records that were not
     replaced, the networks that training starts from, its plan, what its optimizers hold and how far they step under the
-    same gradients, what is trained beside them, the losses and gradients of these records there and near by, before and
-    after the method was told of the steps, and what the method makes of the moved networks. Where there are more
-    images, all of them are then prepared, as they are and with all replaced but one of every second class, so that
-    what is frequent becomes rare, and but two, by copies. Not found: what changes in rounds after the next or after
-    STEPS steps alone (fdgsec.federation.witnessed_optimizer), and in training that calls neither the trainer nor
-    fdgsec.federation.dp_sgd_joint. Raises PrivateTrainingError for networks that cannot take joint private steps."""
+    same gradients, what is trained beside them, and what the method makes of the moved networks; under the first
+    ANSWERED of these replacements also losses and gradients of the images, there and near by, before and after the
+    method was told of the steps. Joint gradients are those of ASKED images, before each of some steps, and once more
+    with less company. Where there are more images, all of them are then prepared, as they are and with all replaced but
+    one of every second class, so that what is frequent becomes rare, and but two, by copies.
+
+    Not found: what changes in rounds after the next or after STEPS steps alone (fdgsec.federation.witnessed_optimizer);
+    joint gradients that change with the number of records in a step beyond ASKED, after more records than are asked for
+    here, or with records that are neither asked for nor always replaced; what a method has kept of images on itself
+    before. Raises PrivateTrainingError for networks that cannot take joint private steps."""
     if not len(client.data):
         return ""
     count = min(len(client.data), MOST)
     part = client.data.subset(torch.linspace(0, len(client.data) - 1, count).round().long())
     looked = _Look(method=method, client=client, model=model, inbox=inbox, clock=clock)
-    reason, called = looked.at(part, list(replacements(count)), _spread(count), answered=ANSWERED)
-    if reason or not called or len(client.data) == count:
+    reason = looked.at(part, list(replacements(count)), _spread(count), answered=ANSWERED)
+    if reason or len(client.data) == count:
         return reason
     changes = list(replacements_of_all(client.data, clock.round))
-    some = [kept.nonzero().flatten()[: ASKED // 2] for kept, _ in changes]
-    asked = torch.cat([*some, _spread(len(client.data))]).unique()
-    return looked.at(client.data, changes, asked, answered=len(changes))[0]
+    some = [kept.nonzero().flatten()[:OF_ALL] for kept, _ in changes]
+    asked = torch.cat([*some, _spread(len(client.data))[::2]]).unique()
+    return looked.at(client.data, changes, asked, answered=len(changes))
 
 
 def _spread(count: int) -> Tensor:
@@ -96,40 +103,56 @@ class _Look:
 
     def at(
         self, data: DomainDataset, changes: Sequence[tuple[Tensor, Content]], asked: Tensor, *, answered: int
-    ) -> tuple[str, bool]:
-        """What depends on the records of `data` that are replaced, in words, and whether any trainer was called.
+    ) -> str:
+        """What depends on the records of `data` that are replaced, in words.
 
-        Losses and gradients are compared under the first `answered` changes; joint gradients of the records `asked`."""
-        client, nobody = replace(self.client, data=data), asked[:0]
+        Losses and gradients are compared under the first `answered` changes; joint gradients of the records `asked`,
+        and of a third of them under the other changes."""
+        client = replace(self.client, data=data)
         usual = self._prepared(client, asked)
         if not any(calls for calls, _ in usual):
-            return "", False
+            return f"it calls no trainer in {ROUNDS} rounds"
+        less, fewer = usual, asked
+        if any(isinstance(call, JointCall) for calls, _ in usual for call in calls):
+            fewer = asked[len(asked) // 2 :: 3]
+            less = self._prepared(client, fewer)
+            if reason := _differences(usual, less, torch.ones(len(data), dtype=torch.bool), answered=True):
+                return reason
         for number, (kept, content) in enumerate(changes):
-            if number == answered and any(isinstance(call, JointCall) for calls, _ in usual for call in calls):
-                usual = self._prepared(client, nobody)  # a method may remember that it was asked
-            compared = number < answered
-            found = self._prepared(_with_others(client, kept, content), asked if compared else nobody)
-            for once, again in zip(usual, found, strict=True):
-                if reason := _difference(once, again, kept, answered=compared):
-                    return reason, True
-        return "", True
+            same, records = (usual, asked) if number < answered else (less, fewer)
+            found = self._prepared(_with_others(client, kept, content), records)
+            if reason := _differences(same, found, kept, answered=number < answered):
+                return reason
+        return ""
 
     def _prepared(self, client: Client, asked: Tensor) -> Sequence[_Round]:
         """What the trainer of a client is called with in each round, and the models that it sends."""
+        method, found, last = _own(self.method), [], self.clock.round + ROUNDS
         state: State = {}
-        found, last = [], self.clock.round + ROUNDS
         for number in range(ROUNDS):
             now = replace(self.clock, round=self.clock.round + number, rounds=max(self.clock.rounds, last))
             witness, rng = TrainingWitness(), stream(0, "world", "record preparation", client.name, number)
             member = replace(client, trainer=JointWitness.of(witness, asked))
-            if self.method.shares == "every" or (self.method.shares == "once" and number == 0):
-                _, state = self.method.share(member, model=self.model, state=state, clock=now, rng=rng)
-            update, state = self.method.fit(
-                member, model=self.model, inbox=self.inbox, state=state, clock=now, rng=rng
-            )  # fmt: skip
+            if method.shares == "every" or (method.shares == "once" and number == 0):
+                _, state = method.share(member, model=self.model, state=state, clock=now, rng=rng)
+            update, state = method.fit(member, model=self.model, inbox=self.inbox, state=state, clock=now, rng=rng)
             sent = {name: one for name, one in update.artifacts.items() if isinstance(one, ModelState | GeneratorState)}
             found.append((witness.calls, sent))
         return found
+
+
+def _own(method: Method) -> Method:
+    """A copy of a method, which keeps nothing of other preparations; the method itself where it cannot be copied."""
+    try:
+        return deepcopy(method)
+    except TypeError:
+        return method
+
+
+def _differences(usual: Sequence[_Round], found: Sequence[_Round], kept: Tensor, *, answered: bool) -> str:
+    """The first difference of two preparations' rounds."""
+    rounds = zip(usual, found, strict=True)
+    return next(filter(None, (_difference(one, two, kept, answered=answered) for one, two in rounds)), "")
 
 
 def _with_others(client: Client, kept: Tensor, content: Content) -> Client:

@@ -11,14 +11,18 @@ from torch.nn import functional
 
 from fdgsec.federation.dp_sgd_joint import JointTraining
 from fdgsec.federation.near_equality import nearly_equal
+from fdgsec.federation.witnessed_generators import generators_of, reseeded
 from fdgsec.federation.witnessed_optimizer import described_optimizer, step_at_random
 from fdgsec.federation.witnessed_training import Call, TrainingWitness, steps_of
 from fdgsec.nn.training.batches import batch_of
-from fdgsec.privacy.dp_sgd import PrivateTrainer
+from fdgsec.privacy.dp_sgd import PrivateTrainer, check_buffers, uses_of
 from fdgsec.privacy.record_independence import GRADIENT_TOLERANCE, disturb
 from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.secret_streams import simulated_stream
 
+ASKED_STEPS = 3
+"""Steps before which all records are asked for that are asked for at all; before each later one it is one of them. A
+mean over the records of a step is made after it, and shows in the next."""
 NUMBERS = 4096
 """Numbers of a network's gradient that are kept: of a longer one, sums of its entries with random signs, whose
 differences are as long as those of the gradients, on average over the signs."""
@@ -26,23 +30,19 @@ differences are as long as those of the gradients, on average over the signs."""
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class JointCall(Call):
-    """A call of `joint_training`; `gradients` are a record's, one vector for each network, by moment and record.
+    """A call of `joint_training`; `gradients` are a record's, one vector for each optimizer, by step and record.
 
-    They are asked for record by record in one order, whatever was replaced: before the first step and after the last,
-    so that those of a method which remembers records change with the records before."""
+    They are asked for record by record in one order, whatever was replaced, so that those of a method which remembers
+    records change with the records before."""
 
     gradients: Mapping[tuple[int, int], Sequence[Tensor]]
 
     def answers_as(self, other: Call, kept: Tensor) -> bool:
-        """Whether the gradients of all records that are `kept`, and were asked for, are the same."""
-        return (
-            isinstance(other, JointCall)
-            and self.gradients.keys() == other.gradients.keys()
-            and all(
-                _same_vectors(vectors, other.gradients[moment, record])
-                for (moment, record), vectors in self.gradients.items()
-                if bool(kept[record])
-            )
+        """Whether the gradients of all records that are `kept`, and were asked for in both, are the same."""
+        return isinstance(other, JointCall) and all(
+            _same_vectors(self.gradients[step, record], other.gradients[step, record])
+            for step, record in self.gradients.keys() & other.gradients.keys()
+            if bool(kept[record])
         )
 
 
@@ -50,7 +50,7 @@ class JointCall(Call):
 class JointWitness(PrivateTrainer):
     """A private trainer that trains nothing: it moves networks as `witness` does, which keeps its calls.
 
-    It asks for the gradients of the records `asked` (k,)."""
+    In joint steps it asks for the gradients of the records `asked` (k,)."""
 
     witness: TrainingWitness
     asked: Tensor
@@ -59,7 +59,7 @@ class JointWitness(PrivateTrainer):
     def of(cls, witness: TrainingWitness, asked: Tensor) -> Self:
         """A trainer whose secret nobody's training draws from."""
         secret = simulated_stream(0, "record preparation")
-        return cls(noise_multiplier=0.0, max_grad_norm=1.0, secret=secret, witness=witness, asked=asked)
+        return cls(noise_multiplier=1.0, max_grad_norm=1.0, secret=secret, witness=witness, asked=asked)
 
     def __call__(self, *given: Any, **named: Any) -> dict[str, float]:
         """Keep the arguments, and move the network."""
@@ -70,20 +70,26 @@ class JointWitness(PrivateTrainer):
 
         Raises the errors of `joint_training`."""
         training.check()
+        multiplier, bound = self.noise_multiplier, self.max_grad_norm
+        self.spend(uses_of(len(training.data), training.plan, noise_multiplier=multiplier, max_grad_norm=bound))
         names = {id(one): name for name, one in _parameters(training.networks).items()}
         begun = {name: one.detach().clone() for name, one in _tensors(training.networks).items()}
-        told, moved, number = _described(training, names), dict[str, Tensor](), len(self.witness.calls)
-        gradients = self._gradients(training, moment=0)
-        steps, most = steps_of(training.networks, training.data, training.plan)
-        for step in range(1, most + 1):
+        buffers = [{name: one.clone() for name, one in network.named_buffers()} for network in training.networks]
+        (options, held), moved, number = _described(training, names), dict[str, Tensor](), len(self.witness.calls)
+        gradients = dict[tuple[int, int], Sequence[Tensor]]()
+        least, most = steps_of(training.networks, training.data, training.plan)
+        steps = max(least, ASKED_STEPS)  # of all images of a client there are more than of these
+        for step in range(max(steps, most)):
+            if step < steps:
+                gradients |= self._gradients(training, step)
             for optimizer in training.optimizers:
                 step_at_random(optimizer, names, (number, step), moved)
-            if step <= steps:
+            if step < steps:
                 for place, network in enumerate(training.networks):
                     disturb(network, stream(0, "world", "record preparation", "movement", number, step, place))
                 training.after()
-        gradients |= self._gradients(training, moment=1)
-        options, held = told
+        for network, before in zip(training.networks, buffers, strict=True):
+            check_buffers(network, before)
         settings = f"{training.plan!r}, {training.layout}, {options}, {training.round} of {training.rounds}"
         self.witness.calls.append(
             JointCall(
@@ -93,18 +99,19 @@ class JointWitness(PrivateTrainer):
         )  # fmt: skip
         return {"steps": float(steps)}
 
-    def _gradients(self, training: JointTraining, *, moment: int) -> dict[tuple[int, int], Sequence[Tensor]]:
+    def _gradients(self, training: JointTraining, step: int) -> dict[tuple[int, int], Sequence[Tensor]]:
+        """The gradients of the records that are asked for before a step."""
         found = dict[tuple[int, int], Sequence[Tensor]]()
-        devices = [training.device] if training.device.type == "cuda" else []
-        for record in self.asked[self.asked < len(training.data)].tolist():
-            rng = stream(0, "world", "record preparation", "views", moment, record)
+        records = self.asked[self.asked < len(training.data)].tolist()
+        for record in records if step < ASKED_STEPS else records[step % len(records) :][:1]:
+            views = stream(0, "world", "record preparation", "views", step, record)
             batch = batch_of(
-                training.data, torch.tensor([record]), training.plan, rng, device=training.device,
+                training.data, torch.tensor([record]), training.plan, views, device=training.device,
                 layout=training.layout,
             )  # fmt: skip
-            with torch.random.fork_rng(devices=devices):  # a Dropout layer draws the same each time
-                given = training.gradients(batch)
-            found[moment, record] = [_shortened(torch.cat([one.detach().flatten() for one in own])) for own in given]
+            with reseeded(generators_of(training.gradients, training.device), step, record):
+                given = [[one.detach() for one in own] for own in training.gradients(batch)]
+            found[step, record] = [_shortened(torch.cat([one.flatten() for one in own])) for own in given]
         return found
 
 

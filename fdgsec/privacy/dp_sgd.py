@@ -320,8 +320,8 @@ def check_buffers(model: nn.Module, before: Mapping[str, Tensor]) -> None:
     changed = [name for name, buffer in model.named_buffers() if not torch.equal(buffer, before[name])]
     if changed:
         raise PrivateTrainingError(
-            f"the buffer {changed[0]} changed with the images, without clip or noise; train a network whose layers "
-            "keep no statistics (--norm group)."
+            f"the buffer {changed[0]} changed in training, with the images or with how many there were, without clip "
+            "or noise; train a network whose layers keep no statistics (--norm group)."
         )
 
 

@@ -16,7 +16,6 @@ from fdgsec.federation.artifacts import (
     StyleStatistics,
     kind_named,
 )
-from fdgsec.federation.dp_sgd_joint import StepsJointly
 from fdgsec.federation.method import SHARED_ROWS, Client, Clock, Inbox, Method, State
 from fdgsec.federation.record_preparation import mixed_records
 from fdgsec.federation.release_declarations import ROUND_LOOP, Release
@@ -122,8 +121,7 @@ def _check_records_apart(method: Method, members: Sequence[Client]) -> None:
     """Check that what a client trains on of an image is the same whatever its other images are."""
     if not method.trains_through_trainer:
         return
-    model = start_of(method, norm="group" if isinstance(method, StepsJointly) else "batch")
-    names = tuple(client.name for client in members)
+    model, names = start_of(method, norm="group"), tuple(client.name for client in members)
     clock, late = (Clock(round=number, rounds=LONG, participants=names) for number in (0, LONG // 2))
     shared: dict[str, Inbox] = {}
     for client in members if method.shares != "never" else ():
