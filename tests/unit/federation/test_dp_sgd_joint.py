@@ -283,7 +283,7 @@ def test_one_optimizer_may_train_several_networks():
     data = TrainingSet(images=torch.zeros(4, 3, 4, 4, dtype=torch.uint8), labels=torch.zeros(4, dtype=torch.int64))
 
     def gradients(record: Batch) -> Gradients:
-        answered = sum(network(record.images.flatten(1)).sum() for network in networks)
+        answered = torch.stack([network(record.images.flatten(1)).sum() for network in networks]).sum()
         return [list(torch.autograd.grad(answered, trained(optimizer)))]
 
     found = joint_training(
