@@ -15,7 +15,7 @@ from fdgsec.federation.witnessed_generators import generators_of, reseeded
 from fdgsec.federation.witnessed_optimizer import described_optimizer, step_at_random
 from fdgsec.federation.witnessed_training import Call, TrainingWitness, steps_of
 from fdgsec.nn.training.batches import batch_of
-from fdgsec.privacy.dp_sgd import PrivateTrainer, check_buffers, uses_of
+from fdgsec.privacy.dp_sgd import PrivateTrainer, check_buffers, forget_gradients, uses_of
 from fdgsec.privacy.record_independence import GRADIENT_TOLERANCE, disturb
 from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.secret_streams import simulated_stream
@@ -75,6 +75,8 @@ class JointWitness(PrivateTrainer):
         names = {id(one): name for name, one in _parameters(training.networks).items()}
         begun = {name: one.detach().clone() for name, one in _tensors(training.networks).items()}
         buffers = [{name: one.clone() for name, one in network.named_buffers()} for network in training.networks]
+        for network in training.networks:
+            forget_gradients([*network.parameters(), *network.buffers()], training.optimizers)
         (options, held), moved, number = _described(training, names), dict[str, Tensor](), len(self.witness.calls)
         gradients = dict[tuple[int, int], Sequence[Tensor]]()
         least, most = steps_of(training.networks, training.data, training.plan)
@@ -103,13 +105,14 @@ class JointWitness(PrivateTrainer):
         """The gradients of the records that are asked for before a step."""
         found = dict[tuple[int, int], Sequence[Tensor]]()
         records = self.asked[self.asked < len(training.data)].tolist()
-        for record in records if step < ASKED_STEPS else records[step % len(records) :][:1]:
+        generators = generators_of(training.gradients, training.device)
+        for record in records if step < ASKED_STEPS else records[step % max(len(records), 1) :][:1]:
             views = stream(0, "world", "record preparation", "views", step, record)
             batch = batch_of(
                 training.data, torch.tensor([record]), training.plan, views, device=training.device,
                 layout=training.layout,
             )  # fmt: skip
-            with reseeded(generators_of(training.gradients, training.device), step, record):
+            with reseeded(generators, step, record):
                 given = [[one.detach() for one in own] for own in training.gradients(batch)]
             found[step, record] = [_shortened(torch.cat([one.flatten() for one in own])) for own in given]
         return found
