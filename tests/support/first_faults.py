@@ -1,4 +1,4 @@
-"""Findings of an audit until the one that a test planted, so that it pays for no further trainings."""
+"""Findings of an audit, all of them or until the one that a test planted, so that it pays for no further trainings."""
 
 from collections.abc import Iterable
 
@@ -13,3 +13,12 @@ def faults_until(words: str, found: Iterable[Findings]) -> list[str]:
         if any(words in fault for fault in one.faults):
             break
     return said
+
+
+def all_findings(found: Iterable[Findings]) -> Findings:
+    """Join findings in their order."""
+    kept = list(found)
+    return Findings(
+        faults=[words for one in kept for words in one.faults],
+        untested=[words for one in kept for words in one.untested],
+    )

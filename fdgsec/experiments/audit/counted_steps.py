@@ -49,15 +49,6 @@ class Findings:
     faults: Sequence[str] = field(default_factory=list)
     untested: Sequence[str] = field(default_factory=list)
 
-    @classmethod
-    def together(cls, found: Iterable["Findings"]) -> "Findings":
-        """Join findings in their order."""
-        kept = list(found)
-        return cls(
-            faults=[words for one in kept for words in one.faults],
-            untested=[words for one in kept for words in one.untested],
-        )
-
 
 def miscounted(site: Site, defense_stack: DefenseStack, alike: Sequence[Counted]) -> Iterator[Findings]:
     """Compare steps with costs: of trainings that are `alike` but for their images, and of other plans."""

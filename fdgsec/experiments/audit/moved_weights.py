@@ -66,13 +66,9 @@ MOST_TIMES = 16
 """By how many more steps are taken, at most, where an image takes part in a share of them."""
 
 
-def training_moves(site: Site, defense_stack: DefenseStack) -> Findings:
-    """What one image moves further in a step of a client's training than its cost allows."""
-    return Findings.together(training_moves_in_turn(site, defense_stack))
-
-
-def training_moves_in_turn(site: Site, defense_stack: DefenseStack) -> Iterator[Findings]:
-    """Yield what `training_moves` finds as soon as it is found: who needs one fault pays for no further trainings."""
+def training_moves(site: Site, defense_stack: DefenseStack) -> Iterator[Findings]:
+    """Yield what one image moves further in a step of a client's training than its cost allows, and what else is wrong
+    with steps, as soon as it is found: who needs one fault pays for no further trainings."""
     tried = _Tried(site=site, defense_stack=defense_stack)
     alone, uses = tried.steps(STEPS, [EVERYWHERE])
     allowed = allowed_by(uses)

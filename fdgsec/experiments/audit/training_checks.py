@@ -8,7 +8,7 @@ import torch
 from fdgsec.experiments.audit.free_numbers import told_for_free
 from fdgsec.experiments.audit.gradient_canaries import OwnWeights
 from fdgsec.experiments.audit.moved_by_optimizers import optimizer_moves
-from fdgsec.experiments.audit.moved_weights import training_moves_in_turn
+from fdgsec.experiments.audit.moved_weights import training_moves
 from fdgsec.experiments.audit.neighboring_clients import Site
 from fdgsec.experiments.audit.noise_checks import NoiseChecks, compared
 from fdgsec.experiments.audit.noise_scale import SmallTraining
@@ -42,7 +42,7 @@ def faults_of_training(
     """Look for faults in plain steps, behind the optimizers of `plans`, and in the samples of steps.
 
     Each is told as soon as it is found, so that who stops at the first pays for no further trainings."""
-    for steps in training_moves_in_turn(site, defense_stack):
+    for steps in training_moves(site, defense_stack):
         yield TrainingFaults(moved=steps.faults, untested=steps.untested)
     yield TrainingFaults(moved=optimizer_moves(site, defense_stack, plans))
     samples = sampling_faults(site, defense_stack)

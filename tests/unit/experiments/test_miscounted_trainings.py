@@ -9,7 +9,7 @@ from fdgsec.defenses.dp_sgd import DPSGD
 from fdgsec.experiments.audit.counted_steps import Findings
 from fdgsec.experiments.audit.free_numbers import FREE, told_for_free
 from fdgsec.experiments.audit.moved_by_optimizers import optimizer_moves
-from fdgsec.experiments.audit.moved_weights import training_moves, training_moves_in_turn
+from fdgsec.experiments.audit.moved_weights import training_moves
 from fdgsec.experiments.audit.neighboring_clients import Site
 from fdgsec.experiments.audit.sampled_records import sampling_faults
 from fdgsec.experiments.audit.tensors_without_noise import trained_without_noise
@@ -22,7 +22,7 @@ from fdgsec.privacy.accounting import Relation
 from fdgsec.testing.contracts import BrokenPromiseError
 from fdgsec.testing.defenses import check_defense
 from fdgsec.testing.small_federation import CLIENTS, four_clients, start_of
-from tests.support.first_faults import faults_until
+from tests.support.first_faults import all_findings, faults_until
 from tests.support.free_numbers import NumbersForFree
 from tests.support.misstated_costs import DPSGDWith, Made, Patched
 from tests.support.misstated_counts import (
@@ -58,12 +58,12 @@ def site_of(defense: DPSGD, *, norm: Norm = "group", rounds: int = 2) -> Site:
 
 def moved(made: Made, *, multiplier: float = 1.0) -> Findings:
     site = site_of(DPSGDWith(noise_multiplier=multiplier, made=made))
-    return training_moves(site, site.defense_stack)
+    return all_findings(training_moves(site, site.defense_stack))
 
 
 def first_moved(words: str, made: Made) -> list[str]:
     site = site_of(DPSGDWith(noise_multiplier=1.0, made=made))
-    return faults_until(words, training_moves_in_turn(site, site.defense_stack))
+    return faults_until(words, training_moves(site, site.defense_stack))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_distances_are_of_the_relation_that_is_stated(stated: str):
     made, relations = BETWEEN[stated]
     site = site_of(DPSGDBetween(noise_multiplier=1.0, made=made, relations=relations))
 
-    said = faults_until("", training_moves_in_turn(site, site.defense_stack))
+    said = faults_until("", training_moves(site, site.defense_stack))
 
     assert bool(said) == (stated not in ("replace-one", "two relations")), said
 
@@ -112,7 +112,7 @@ def test_what_cannot_be_tried_is_said():
     nowhere: Mapping[Relation, float] = {}
     site = site_of(DPSGDBetween(noise_multiplier=1.0, made=Patched, relations=nowhere))
 
-    assert training_moves(site, site.defense_stack) == Findings(
+    assert all_findings(training_moves(site, site.defense_stack)) == Findings(
         untested=["steps whose cost is not of Gaussian noise for a stated distance"]
     )
 

@@ -5,7 +5,7 @@ import torch
 
 from fdgsec.defenses.private_styles import PrivateStyles
 from fdgsec.experiments.audit.moved_releases import moved_too_far
-from fdgsec.experiments.audit.moved_weights import training_moves, training_moves_in_turn
+from fdgsec.experiments.audit.moved_weights import training_moves
 from fdgsec.experiments.audit.neighboring_clients import Site
 from fdgsec.experiments.audit.noise_tails import without_tails
 from fdgsec.experiments.audit.step_distances import related
@@ -19,7 +19,7 @@ from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.testing.small_federation import CLIENTS, four_clients, start_of
-from tests.support.first_faults import faults_until
+from tests.support.first_faults import all_findings, faults_until
 from tests.support.misstated_costs import (
     TRAINERS,
     ClientsWithTheNoiseOfAnImage,
@@ -96,7 +96,7 @@ def test_a_training_that_moves_further_is_found(trainer: str):
     defense = DPSGDWith(noise_multiplier=1.0, made=TRAINERS.get(trainer, Patched))
     site = site_of(FedAvg(plan=PLAN), defense)
 
-    said = faults_until("", training_moves_in_turn(site, site.defense_stack))
+    said = faults_until("", training_moves(site, site.defense_stack))
 
     assert bool(said) == (trainer != "sound"), said
 
@@ -107,7 +107,7 @@ def test_a_training_is_not_what_it_states(trainer: str):
     made, words = STEPS[trainer]
     site = site_of(FedAvg(plan=PLAN), DPSGDWith(noise_multiplier=1.0, made=made))
 
-    said = faults_until(words, training_moves_in_turn(site, site.defense_stack))
+    said = faults_until(words, training_moves(site, site.defense_stack))
 
     assert any(words in one for one in said), said
 
@@ -116,7 +116,7 @@ def test_a_training_that_tells_of_no_step_is_refused_in_words():
     site = site_of(FedAvg(plan=PLAN), DPSGDWith(noise_multiplier=1.0, made=TellingNoStep))
 
     with pytest.raises(UsageError, match="never calls `on_step`"):
-        training_moves(site, site.defense_stack)
+        all_findings(training_moves(site, site.defense_stack))
 
 
 @pytest.mark.medium

@@ -7,7 +7,7 @@ import torch
 
 from fdgsec.defenses.dp_sgd import DPSGD
 from fdgsec.experiments.audit.counted_steps import Findings
-from fdgsec.experiments.audit.moved_weights import training_moves, training_moves_in_turn
+from fdgsec.experiments.audit.moved_weights import training_moves
 from fdgsec.experiments.audit.neighboring_clients import Site
 from fdgsec.experiments.audit.sampled_records import sampling_faults
 from fdgsec.experiments.audit.step_distances import apart
@@ -16,7 +16,7 @@ from fdgsec.federation.method import Clock
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.testing.small_federation import CLIENTS, four_clients, start_of
-from tests.support.first_faults import faults_until
+from tests.support.first_faults import all_findings, faults_until
 from tests.support.misstated_by_data import (
     BY_DATA,
     SOUND,
@@ -49,7 +49,7 @@ def test_what_data_decide_is_paid_for(trainer: str):
     kind = DPSGDKnowingItsClient if "client" in trainer or "validation" in trainer else DPSGDWith
     site = site_of(kind(noise_multiplier=1.0, made=made))
 
-    said = faults_until(words, training_moves_in_turn(site, site.defense_stack))
+    said = faults_until(words, training_moves(site, site.defense_stack))
 
     assert any(words in one for one in said), said
 
@@ -62,7 +62,7 @@ def test_what_data_decide_is_paid_for(trainer: str):
 def test_sound_trainings_move_no_further(trainer: str, multiplier: float):
     site = site_of(DPSGDWith(noise_multiplier=multiplier, made=SOUND[trainer]), client=1)
 
-    found = training_moves(site, site.defense_stack)
+    found = all_findings(training_moves(site, site.defense_stack))
 
     assert (found.faults, found.untested) == ([], [])
 
@@ -89,7 +89,7 @@ def test_samples_of_sound_trainings_are_poisson_or_not_read(trainer: str, untest
 def test_sound_trainings_of_very_little_noise_are_no_fault(multiplier: float):
     site = site_of(DPSGD(noise_multiplier=multiplier))
 
-    assert training_moves(site, site.defense_stack).faults == []
+    assert all_findings(training_moves(site, site.defense_stack)).faults == []
 
 
 @pytest.mark.medium
@@ -102,7 +102,7 @@ def test_a_weight_decay_hides_no_rate_that_is_larger_than_stated():
 def test_a_training_in_which_nothing_moves_is_not_tested():
     site = site_of(DPSGDWith(noise_multiplier=1.0, made=PayingForNothing))
 
-    assert training_moves(site, site.defense_stack) == Findings(untested=["steps in which nothing moves"])
+    assert all_findings(training_moves(site, site.defense_stack)) == Findings(untested=["steps in which nothing moves"])
 
 
 def test_steps_in_which_nothing_moves_tell_nothing():
