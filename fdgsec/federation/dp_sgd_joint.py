@@ -64,11 +64,11 @@ def single_records(batch: Batch) -> Iterator[Batch]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class JointTraining:
-    """What is trained jointly, and on what: `networks`, all of whose trained parameters are those of `optimizers`.
+    """What is trained jointly, and on what: `networks`, each by an optimizer of its own or several by one.
 
     `gradients` is called with one record at a time, a batch of one. What it gives may depend on that record, on the
-    weights, and on what torch's own generator draws, but on no other record: nothing else is bounded. `after` is called
-    after each step."""
+    weights, and on draws of generators, but on no other record, nor on how many there are: only the length of each is
+    bounded. `after` is called after each step."""
 
     networks: Sequence[nn.Module]
     optimizers: Sequence[torch.optim.Optimizer]

@@ -66,7 +66,8 @@ def mixed_records(method: Method, client: Client, *, model: GlobalModel, inbox: 
     Not found: what changes in rounds after the next or after STEPS steps alone (fdgsec.federation.witnessed_optimizer);
     joint gradients that change with the number of records in a step beyond ASKED, after more records than are asked for
     here, or with records that are neither asked for nor always replaced; what a method has kept of images on itself
-    before. Raises PrivateTrainingError for networks that cannot take joint private steps."""
+    before. Blamed all the same: a release of the images that a method pays for itself (`trainer.spend`), and trains
+    from. Raises PrivateTrainingError for networks that cannot take joint private steps."""
     if not len(client.data):
         return ""
     count = min(len(client.data), MOST)

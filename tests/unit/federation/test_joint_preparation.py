@@ -123,6 +123,16 @@ class AtMostThree(Joint):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ShareOfTheStep(AtMostThree):
+    """Divides a record's gradient by how many there were in the step so far."""
+
+    def gradients(self, networks: Networks, record: Batch, precision: Precision, *, warming: bool) -> Gradients:
+        self.memory.append(torch.zeros(()))
+        given = Joint.gradients(self, networks, record, precision, warming=warming)
+        return [[part / len(self.memory) for part in own] for own in given]
+
+
+@dataclass(frozen=True, kw_only=True)
 class FirstColor(Joint):
     """Subtracts a mean color that it keeps of the first client that it ever trains."""
 
@@ -244,6 +254,7 @@ FAULTS: list[tuple[Callable[..., Joint], str]] = [
     (MeanOfLastStep, ANSWER),
     (partial(MeanOfLastStep, plan=TrainingPlan(epochs=2, batch_size=8)), ANSWER),
     (AtMostThree, ANSWER),
+    (ShareOfTheStep, ANSWER),
     (FirstColor, ANSWER),
     (WeightedByClass, ANSWER),
     (StepsOnItsWay, ANSWER),
