@@ -5,7 +5,7 @@
     fdgsec bench --protocol cpu --dataset pacs --seeds 1 --set method.plan.learning_rate=3e-4 --workers 2 \
         --methods fedavg,fedavg-equal,fedprox,feddg-ga,mixstyle,ccst,stablefdg,fisc,fedalign,fedccrl,centralized \
         --out benchmarks/results/cpu-one-rate
-    fdgsec bench --ablation cpu-dp-head --dataset pacs --seeds 3 --out benchmarks/results/cpu-dp-head
+    fdgsec bench --ablation cpu-dp-head --dataset pacs --seeds 5 --workers 2 --out benchmarks/results/cpu-dp-head
     python -m benchmarks.cpu_tables
 
 The commands of `bench` go on where they stopped. Of an arm only seeds count that have every domain that it has at all,
@@ -73,7 +73,8 @@ ONE_RATE = Shown(
 )  # fmt: skip
 DP_HEAD = Shown(
     name="private heads", folder="cpu-dp-head",
-    words={"fedavg": "FedAvg, not private"} | {f"dp-{epsilon}": f"epsilon {epsilon}" for epsilon in (16, 8, 4, 2, 1)},
+    words={"fedavg": "FedAvg, not private", "clip": "clipped, without noise"}
+    | {f"dp-{epsilon}": f"epsilon {epsilon}" for epsilon in (16, 8, 4, 2, 1)},
 )  # fmt: skip
 TABLES = (PRIVATE_STYLES, ONE_RATE, DP_HEAD)
 
