@@ -5,8 +5,10 @@ online, with two baselines: the loss (Yeom et al., CSF 2018) and the calibrated 
 fdgsec.attacks.statistics.lira_rmia. The models that the adversary reads depend on its position. A server has every
 client's update. A client of FedDAG has the perturbed teachers of the others, which it evaluates under eq. (5), without
 their owners' names. Every party has the global model. Where the run kept the models of all rounds, a server also reads
-a client's updates together, against those of the other clients (FedMIA: Zhu et al., CVPR 2025; round_scores). Reference
-models are further runs of the target's public method (fdgsec.attacks.statistics.reference_federations)."""
+a client's updates together, against those of the other clients (FedMIA: Zhu et al., CVPR 2025; round_scores). What
+training adds to a client's model, or to the global one, is regressed on gradients of the candidates
+(update_regression). Reference models are further runs of the target's public method
+(fdgsec.attacks.statistics.reference_federations)."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,10 +18,12 @@ import torch
 from torch import Tensor
 
 from fdgsec.attacks.model_membership.control import planted_models
+from fdgsec.attacks.model_membership.image_gradients import AS_THEY_ARE
 from fdgsec.attacks.model_membership.label_only import label_only_scores
 from fdgsec.attacks.model_membership.membership_scores import ModelOutputs, ReferenceOutputs, membership_scores
-from fdgsec.attacks.model_membership.round_scores import RoundModels, score_rounds
+from fdgsec.attacks.model_membership.round_scores import RoundModels, evenly_spaced, score_rounds
 from fdgsec.attacks.model_membership.seen_models import Owner, Seen, seen_models, seen_of_other_run
+from fdgsec.attacks.model_membership.update_regression import Candidates, Step, regression_scores
 from fdgsec.attacks.statistics.defense_noise import ACCOUNTED_ON_MODELS
 from fdgsec.attacks.statistics.reference_federations import (
     Pool,
@@ -31,10 +35,12 @@ from fdgsec.attacks.statistics.reference_federations import (
     reference_runs,
     rounds_of,
 )
+from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.runtime.errors import CannotRunError, UsageError
+from fdgsec.runtime.progress import tracked
 from fdgsec.runtime.random_streams import child
 from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.answers import Membership, SetMembership
@@ -46,7 +52,7 @@ FULL = 16
 """Default number of reference federations."""
 CONTROLS = 4
 """Reference federations of the negative control, which tests for an effect and does not measure its size."""
-SET_TESTS = ("lira", "fedmia loss")
+SET_TESTS = ("lira", "fedmia loss", "update regression", "head regression")
 """Tests whose scores are averaged over sets of images: those with a standard deviation for their unit."""
 LEAST_SETS = 2
 """Minimum number of sets of members, and of others, of one client."""
@@ -59,7 +65,8 @@ class ModelMembership:
     Each reference federation costs a training run on half of the candidates and a quarter of the auxiliary images,
     hence only the full profile uses them by default (None: 16 there). `largest` is the maximum number of training
     images of one reference client. Gradients of single images are compared with the updates of at most
-    `gradient_rounds` rounds. `sets` are the sizes of sets of images that are asked about together."""
+    `gradient_rounds` rounds; for regression, where training augments images, they are means over `views` random views,
+    each also mirrored. `sets` are the sizes of sets of images that are asked about together."""
 
     name: ClassVar[str] = "model-membership"
     reads: ClassVar[frozenset[str]] = frozenset({"ModelState"})
@@ -70,11 +77,12 @@ class ModelMembership:
     references: int | None = None
     largest: int | None = None
     gradient_rounds: int = 5
+    views: int = 4
     sets: tuple[int, ...] = (10, 40)
 
     def __post_init__(self) -> None:
         check_sizes(references=self.references, candidates=self.candidates, largest=self.largest)
-        check_at_least(1, {"gradient_rounds": self.gradient_rounds})
+        check_at_least(1, {"gradient_rounds": self.gradient_rounds, "views": self.views})
         check_at_least(2, {"sets": self.sets})
 
     def plan(self, facts: TargetFacts) -> Sequence[Question]:
@@ -165,6 +173,9 @@ class ModelMembership:
                     answers += _label_only_answers(number, cases[number], owner, states, knowledge)
         for number in asked:
             answers += self._round_answers(number, cases[number], seen[number].rounds, knowledge)
+            for owner, steps in seen[number].steps.items():
+                drawn = child(rng, "steps", number, owner)
+                answers += self._step_answers(number, cases[number], owner, steps, knowledge, drawn)
         return sorted(answers, key=lambda answer: answer.case)
 
     def _answers(
@@ -195,6 +206,40 @@ class ModelMembership:
             where: dict[str, str | int] = {"model": "client", "rounds": one.rounds}
             answers += self._answers(number, where, {test: one.scores.unsqueeze(0)})
         return answers
+
+    def _step_answers(
+        self,
+        number: int,
+        case: Case,
+        owner: Owner,
+        steps: Sequence[Step],
+        knowledge: Knowledge,
+        rng: torch.Generator,
+    ) -> list[Membership | SetMembership]:
+        """The scores of the tests by regression, averaged over steps; the slice says how many there were."""
+        if case.candidates is None:
+            return []
+        everybody = owner == "global"
+        others = _population(knowledge, None if everybody else case.domain, len(case.candidates), child(rng, "others"))
+        plan = AS_THEY_ARE if knowledge.plan is None else knowledge.plan
+        asked = Candidates(images=case.candidates, others=others, plan=plan, count=self.views)
+        scored: dict[str, list[Tensor]] = {}
+        for place, step in enumerate(tracked(evenly_spaced(steps, self.gradient_rounds), f"regressing {case.victim}")):
+            for test, found in regression_scores(step, asked, _network(knowledge), child(rng, place)).items():
+                scored.setdefault(test, []).append(found)
+        answers: list[Membership | SetMembership] = []
+        for test, each in scored.items():
+            where: dict[str, str | int] = {"model": owner, "rounds": len(each)}
+            answers += self._answers(number, where, {test: torch.stack(each).mean(0).unsqueeze(0)})
+        return answers
+
+
+def _population(knowledge: Knowledge, domain: str | None, most: int, rng: torch.Generator) -> DomainDataset:
+    """At most `most` auxiliary images, of `domain` where the adversary has some of it."""
+    images = knowledge.public_images()
+    if domain in images.domain_names and len(of_domain := images.of_domain(str(domain))):
+        images = of_domain
+    return images.subset(torch.randperm(len(images), generator=rng)[:most])
 
 
 def _trained_cases(cases: Sequence[Case]) -> list[int]:

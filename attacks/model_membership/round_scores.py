@@ -11,11 +11,13 @@ margin between the largest two logits."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fdgsec.attacks.model_membership.update_regression import Step
 from fdgsec.attacks.statistics.lira_rmia import References, Variance, lira_offline, log_confidence, scaled_logit
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.federation.artifacts import ModelState
@@ -23,6 +25,8 @@ from fdgsec.federation.wire import SERVER
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.training_loop import logits
 from fdgsec.threats.adversary import View
+
+Round = TypeVar("Round")
 
 MIN_CLIENTS_PER_EXAMPLE = 64
 """Minimum number of other clients for a variance per candidate, as for reference models (Carlini et al. 2022)."""
@@ -39,6 +43,42 @@ class RoundModels:
 
 def round_models(view: View, victim: str) -> list[RoundModels]:
     """The rounds, in order, of which the updates of `victim` and of another client are in the view."""
+    sent, updates = _exchanged(view, victim)
+    return [
+        RoundModels(
+            sent=sent.get(number), own=found[victim],
+            others=tuple(state for sender, state in found.items() if sender != victim),
+        )
+        for number, found in sorted(updates.items())
+        if victim in found and len(found) > 1
+    ]  # fmt: skip
+
+
+def client_steps(view: View, victim: str) -> list[Step]:
+    """The rounds, in order, of which the model that `victim` was sent and the one it returned are in the view."""
+    sent, updates = _exchanged(view, victim)
+    return [
+        Step(before=sent[number], after=found[victim])
+        for number, found in sorted(updates.items())
+        if victim in found and number in sent
+    ]
+
+
+def global_steps(view: View) -> list[Step]:
+    """The global models of one round and the next, in order, where both were sent to somebody in the view."""
+    models: dict[int, ModelState] = {}
+    for message in view.messages:
+        if message.sender == SERVER and message.stage == "model" and type(message.artifact) is ModelState:
+            models.setdefault(message.round, message.artifact)
+    return [
+        Step(before=models[number], after=models[number + 1])
+        for number in sorted(models)
+        if number + 1 in models and models[number].state.keys() == models[number + 1].state.keys()
+    ]
+
+
+def _exchanged(view: View, victim: str) -> tuple[dict[int, ModelState], dict[int, dict[str, ModelState]]]:
+    """By round, the model that `victim` was sent, and all clients' updates, by sender."""
     last = view.sent(victim, ModelState)
     names = set() if last is None else set(last.state)  # a client may send other models beside its update
     updates: dict[int, dict[str, ModelState]] = {}
@@ -50,17 +90,10 @@ def round_models(view: View, victim: str) -> list[RoundModels]:
             updates.setdefault(message.round, {}).setdefault(message.sender, message.artifact)
         elif message.receiver == victim and message.sender == SERVER and message.stage == "model":
             sent[message.round] = message.artifact
-    return [
-        RoundModels(
-            sent=sent.get(number), own=found[victim],
-            others=tuple(state for sender, state in found.items() if sender != victim),
-        )
-        for number, found in sorted(updates.items())
-        if victim in found and len(found) > 1
-    ]  # fmt: skip
+    return sent, updates
 
 
-def evenly_spaced(rounds: Sequence[RoundModels], count: int) -> list[RoundModels]:
+def evenly_spaced(rounds: Sequence[Round], count: int) -> list[Round]:
     """At most `count` of the rounds, the last one among them."""
     if len(rounds) <= count:
         return list(rounds)

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from fdgsec.attacks.model_membership.round_scores import RoundModels, round_models
+from fdgsec.attacks.model_membership.round_scores import RoundModels, client_steps, global_steps, round_models
+from fdgsec.attacks.model_membership.update_regression import Step
 from fdgsec.attacks.statistics.reference_federations import Reference, global_model, peer_models
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.threats.attack import Case
@@ -14,10 +15,12 @@ Owner = Literal["client", "peer", "global"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Seen:
-    """What was seen of one victim: models that it has trained, or may have, by owner, and its updates by round."""
+    """What was seen of one victim: models that it has trained, or may have, by owner, its updates by round, and the
+    models before and after training, its own or the global one."""
 
     models: Mapping[Owner, Sequence[ModelState]]
     rounds: Sequence[RoundModels]
+    steps: Mapping[Owner, Sequence[Step]]
 
 
 def seen_models(case: Case) -> Seen:
@@ -29,7 +32,9 @@ def seen_models(case: Case) -> Seen:
         "client": [] if own is None else [own], "peer": peers, "global": [] if shared is None else [shared],
     }  # fmt: skip
     models: dict[Owner, list[ModelState]] = {owner: states for owner, states in found.items() if states}
-    return Seen(models=models, rounds=round_models(view, case.victim))
+    moved: dict[Owner, Sequence[Step]] = {"client": client_steps(view, case.victim), "global": global_steps(view)}
+    steps = {owner: found for owner, found in moved.items() if found}
+    return Seen(models=models, rounds=round_models(view, case.victim), steps=steps)
 
 
 def seen_of_other_run(case: Case, other: Reference, number: int) -> Seen:
@@ -41,4 +46,5 @@ def seen_of_other_run(case: Case, other: Reference, number: int) -> Seen:
     return Seen(
         models={owner: models[owner] for owner in seen.models if owner in models},
         rounds=theirs.rounds if seen.rounds else (),
+        steps={owner: theirs.steps[owner] for owner in seen.steps if owner in theirs.steps},
     )
