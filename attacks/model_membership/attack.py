@@ -216,21 +216,22 @@ class ModelMembership:
         knowledge: Knowledge,
         rng: torch.Generator,
     ) -> list[Membership | SetMembership]:
-        """The scores of the tests by regression, averaged over steps; the slice says how many there were."""
+        """The scores of the tests by regression, averaged over steps; the slice says of how many rounds models were read."""
         if case.candidates is None:
             return []
         everybody = owner == "global"
         others = _population(knowledge, None if everybody else case.domain, len(case.candidates), child(rng, "others"))
         plan = AS_THEY_ARE if knowledge.plan is None else knowledge.plan
         asked = Candidates(images=case.candidates, others=others, plan=plan, count=self.views)
-        scored: dict[str, list[Tensor]] = {}
+        scored: dict[str, list[tuple[Step, Tensor]]] = {}
         for place, step in enumerate(tracked(evenly_spaced(steps, self.gradient_rounds), f"regressing {case.victim}")):
             for test, found in regression_scores(step, asked, _network(knowledge), child(rng, place)).items():
-                scored.setdefault(test, []).append(found)
+                scored.setdefault(test, []).append((step, found))
         answers: list[Membership | SetMembership] = []
         for test, each in scored.items():
-            where: dict[str, str | int] = {"model": owner, "rounds": len(each)}
-            answers += self._answers(number, where, {test: torch.stack(each).mean(0).unsqueeze(0)})
+            models = {id(model) for step, _ in each for model in (step.before, step.after)}
+            where: dict[str, str | int] = {"model": owner, "rounds": len(models) if everybody else len(each)}
+            answers += self._answers(number, where, {test: torch.stack([found for _, found in each]).mean(0)[None]})
         return answers
 
 
