@@ -25,6 +25,7 @@ from fdgsec.attacks.model_membership.round_scores import RoundModels, evenly_spa
 from fdgsec.attacks.model_membership.seen_models import Owner, Seen, seen_models, seen_of_other_run
 from fdgsec.attacks.model_membership.update_regression import Candidates, Step, regression_scores
 from fdgsec.attacks.statistics.defense_noise import ACCOUNTED_ON_MODELS
+from fdgsec.attacks.statistics.lira_rmia import log_confidence
 from fdgsec.attacks.statistics.reference_federations import (
     Pool,
     Reference,
@@ -63,10 +64,10 @@ class ModelMembership:
     """Membership of `candidates` training images and as many others, by `references` reference federations.
 
     Each reference federation costs a training run on half of the candidates and a quarter of the auxiliary images,
-    hence only the full profile uses them by default (None: 16 there). `largest` is the maximum number of training
-    images of one reference client. Gradients of single images are compared with the updates of at most
-    `gradient_rounds` rounds; for regression, where training augments images, they are means over `views` random views,
-    each also mirrored. `sets` are the sizes of sets of images that are asked about together."""
+    hence only the full profile uses them by default (None: 16 there); 0 leaves out what needs them. `largest` is
+    the maximum number of training images of one reference client. Gradients of single images are compared with the
+    updates of at most `gradient_rounds` rounds; for regression, where training augments images, they are means over
+    `views` random views, each also mirrored. `sets` are the sizes of sets of images that are asked about together."""
 
     name: ClassVar[str] = "model-membership"
     reads: ClassVar[frozenset[str]] = frozenset({"ModelState"})
@@ -77,11 +78,11 @@ class ModelMembership:
     references: int | None = None
     largest: int | None = None
     gradient_rounds: int = 5
-    views: int = 4
+    views: int = 2
     sets: tuple[int, ...] = (10, 40)
 
     def __post_init__(self) -> None:
-        check_sizes(references=self.references, candidates=self.candidates, largest=self.largest)
+        check_sizes(references=self.references or None, candidates=self.candidates, largest=self.largest)
         check_at_least(1, {"gradient_rounds": self.gradient_rounds, "views": self.views})
         check_at_least(2, {"sets": self.sets})
 
@@ -90,7 +91,7 @@ class ModelMembership:
         if self.references is None and facts.profile == "quick":
             raise CannotRunError(
                 f"it runs in the full profile only: it trains {FULL} reference federations; or set "
-                "attacks.model-membership.references"
+                "attacks.model-membership.references, to 0 for the tests that need none"
             )
         facts.check_images()
         return [Question(kind="trained", count=self.candidates)]
@@ -112,7 +113,8 @@ class ModelMembership:
         rounds = max(rounds_of(cases[number].views[0]) for number in asked)
         other = auxiliary_run(pools, knowledge, most=self.largest, rounds=rounds, rng=child(rng, "other"))
         seen = {number: seen_of_other_run(cases[number], other, number) for number in asked}
-        return self._score(seen, cases, knowledge, rng, models=CONTROLS, pools=pools)
+        models = 0 if self.references == 0 else CONTROLS
+        return self._score(seen, cases, knowledge, rng, models=models, pools=pools)
 
     def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
         """Linear classifiers that interpolate random labels of noise images
@@ -132,6 +134,8 @@ class ModelMembership:
             elif "client" in seen.models and not seen.rounds:
                 reason = f"no update of another client was seen beside {victim}'s"
                 rows += unavailable(["auc"], {**where, "test": "fedmia loss", "model": "client"}, reason)
+            if self.references == 0:
+                rows += unavailable(["auc"], {**where, "test": "lira"}, "no reference federations were trained")
             rows += self._missing_sets(cases[number])
         return list({tuple(row.slice.items()): row for row in rows}.values())
 
@@ -162,13 +166,18 @@ class ModelMembership:
         runs = reference_runs(
             pools, knowledge, models=models, most=self.largest, rounds=rounds, rng=child(rng, "references")
         )
-        panels = _reference_outputs(pools, seen, runs, knowledge)
+        panels = _reference_outputs(pools, seen, runs, knowledge) if models else {}
         answers: list[Membership | SetMembership] = []
         for pool in pools:
             for number, places in pool.places.items():
                 for owner, states in seen[number].models.items():
-                    panel = panels[_reference_key(owner, number, pool)]
-                    found = [membership_scores(_query(state, pool, knowledge), panel, places) for state in states]
+                    outputs = [_query(state, pool, knowledge) for state in states]
+                    if models:
+                        panel = panels[_reference_key(owner, number, pool)]
+                        found = [membership_scores(each, panel, places) for each in outputs]
+                    else:
+                        labels = pool.images.labels[places]
+                        found = [{"loss": log_confidence(each.pool[places], labels)} for each in outputs]
                     answers += self._answers(number, {"model": owner, "references": models}, _stacked(found))
                     answers += _label_only_answers(number, cases[number], owner, states, knowledge)
         for number in asked:
@@ -216,11 +225,12 @@ class ModelMembership:
         knowledge: Knowledge,
         rng: torch.Generator,
     ) -> list[Membership | SetMembership]:
-        """The scores of the tests by regression, averaged over steps; the slice says of how many rounds models were read."""
+        """The scores of the tests by regression, averaged over steps; the slice says of how many rounds."""
         if case.candidates is None:
             return []
         everybody = owner == "global"
-        others = _population(knowledge, None if everybody else case.domain, len(case.candidates), child(rng, "others"))
+        most = len(case.candidates) if everybody else len(case.candidates) // 2
+        others = _population(knowledge, None if everybody else case.domain, most, child(rng, "others"))
         plan = AS_THEY_ARE if knowledge.plan is None else knowledge.plan
         asked = Candidates(images=case.candidates, others=others, plan=plan, count=self.views)
         scored: dict[str, list[tuple[Step, Tensor]]] = {}

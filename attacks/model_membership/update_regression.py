@@ -2,17 +2,19 @@
 
 Between the model that a client is sent and the one that it returns lie sums of its images' gradients. That a gradient
 points along the update is the test of Li, Li and Ribeiro (2023, https://openreview.net/forum?id=QsCSLPP55Ku: cosines;
-FedMIA's second measure is one); but gradients of one class and domain share most of their direction, which hides what single images
-add. Here all candidates' gradients explain the update together, beside those of auxiliary images, which no client
-has: a coefficient tells what an image adds that the others do not. Gradients of as many images as are asked about are
-nearly independent in a network of many more parameters, so that little is hidden in the sum of a client's whole data.
-Two tests:
+FedMIA's second measure is one); but gradients of one class and domain share most of their direction, which hides what
+single images add. Here all candidates' gradients explain the update together, beside those of auxiliary images, which
+no client has: a coefficient tells what an image adds that the others do not. Gradients of as many images as are asked
+about are nearly independent in a network of many more parameters, so that little is hidden in the sum of a client's
+whole data. Two tests:
 
 - "update regression": gradients of all parameters that moved, halfway between both models, averaged over the views
-  that the public plan of training shows. Exact for one step of gradient descent, approximate for more.
+  that the public plan of training shows. An approximation: a client's steps were taken at other points, from views
+  that it drew, and Adam scales each number of a gradient by itself.
 - "head regression": of a linear head, what steps add to the weights of one class is a sum of the images' features, with
-  coefficients that may change from step to step; so is the sum of all steps, under gradient descent with or without
-  momentum exactly where the features do not move. The coefficient of an image is that of its own class.
+  coefficients that may change from step to step; so is the sum of all steps, exactly under gradient descent, with or
+  without momentum, of images that are not augmented and whose features do not move. The coefficient of an image is that
+  in the weights of its own class.
 
 Neither needs a reference federation or other clients' updates."""
 
@@ -32,7 +34,6 @@ from fdgsec.runtime.random_streams import child
 RIDGE = 1e-3
 """Added to the diagonal of the matrix of inner products, as a share of its mean."""
 BLOCK = 64
-HEAD = ("head.weight", "head.bias")
 
 Networks = Callable[[Mapping[str, Tensor]], Classifier]
 
@@ -90,7 +91,7 @@ def regression_scores(step: Step, asked: Candidates, networks: Networks, rng: to
         )
         towards = shortened(movement.unsqueeze(0))[0]
         found["update regression"] = standardized_coefficients(-gradients, towards)[: len(asked.images)]
-    if changed.issuperset(HEAD):
+    if "head.weight" in changed:
         found["head regression"] = _head_scores(step, asked, network, rng)
     return found
 
@@ -101,7 +102,7 @@ def _movement(step: Step, names: list[str]) -> Tensor:
 
 def _head_scores(step: Step, asked: Candidates, network: Classifier, rng: torch.Generator) -> Tensor:
     """The coefficient of each image's features in the movement of its own class's weights, the bias among them."""
-    weight, bias = (step.after.state[name] - step.before.state[name] for name in HEAD)
+    weight, bias = (step.after.state[name] - step.before.state[name] for name in ("head.weight", "head.bias"))
     features = torch.cat(
         [
             _features(network, images, asked, child(rng, "features", place))
@@ -128,7 +129,9 @@ def standardized_coefficients(rows: Tensor, target: Tensor) -> Tensor:
     errors but for one factor: (n,) or (n, k) float64.
 
     a = K^-1 X t with K = X X' + r I; the covariance of a under independent errors of t is about K^-1 where r is small.
-    Zeros where all rows are zero."""
+    Zeros where all rows are zero, NaN where some number is not finite."""
+    if not (bool(rows.isfinite().all()) and bool(target.isfinite().all())):  # of a run that diverged
+        return torch.full((len(rows), *target.shape[1:]), torch.nan, dtype=torch.float64)
     exact = rows.to(torch.float64)
     products = exact @ exact.T
     scale = products.diagonal().mean()

@@ -1,0 +1,330 @@
+"""Membership by regression: its coefficients and gradients against independent ones, and what it finds in updates."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fdgsec.attacks.model_membership import image_gradients as gradients_module
+from fdgsec.attacks.model_membership.attack import ModelMembership
+from fdgsec.attacks.model_membership.control import Interpolators
+from fdgsec.attacks.model_membership.image_gradients import (
+    AS_THEY_ARE,
+    image_gradients,
+    parameters_named,
+    shortened,
+    views,
+)
+from fdgsec.attacks.model_membership.round_scores import client_steps, global_steps
+from fdgsec.attacks.model_membership.update_regression import (
+    Candidates,
+    Step,
+    regression_scores,
+    renew_statistics,
+    standardized_coefficients,
+)
+from fdgsec.attacks.statistics.noise_image_classifiers import linear_classifier, noise_images
+from fdgsec.data.domains import DomainDataset, as_float
+from fdgsec.data.swatches import swatches
+from fdgsec.experiments.setup.run_federation import observe
+from fdgsec.federation.artifacts import ModelState
+from fdgsec.federation.global_model import Blueprint, GlobalModel
+from fdgsec.federation.method import Client
+from fdgsec.federation.wire import SERVER, Message
+from fdgsec.methods.fedavg import FedAvg
+from fdgsec.metrics.roc import auc
+from fdgsec.nn.networks.classifiers import Classifier, Norm, Normalization, build_classifier
+from fdgsec.nn.training.training_plan import TrainingPlan
+from fdgsec.runtime.random_streams import stream
+from fdgsec.threats.adversary import View
+from tests.unit.attacks.test_model_membership_rounds import BLANK
+
+AUGMENTED = TrainingPlan(crop=(0.8, 1.0), flip=0.5)
+
+
+def network_of(state: ModelState, norm: Norm = "group") -> Classifier:
+    network = build_classifier("tiny", 4, norm=norm, rng=None)
+    network.load_state_dict(dict(state.state))
+    return network
+
+
+def a_state(seed: int, norm: Norm = "group") -> ModelState:
+    network = build_classifier("tiny", 4, norm=norm, rng=stream(seed, "world"))
+    return ModelState(state={name: value.detach() for name, value in network.state_dict().items()})
+
+
+def asked_of(images: DomainDataset, others: DomainDataset, plan: TrainingPlan = AS_THEY_ARE) -> Candidates:
+    return Candidates(images=images, others=others, plan=plan, count=2)
+
+
+def test_coefficients_are_those_of_ridge_regression_in_units_of_their_errors():
+    rng = np.random.default_rng(0)
+    rows, target = rng.normal(size=(6, 40)), rng.normal(size=40)
+
+    found = standardized_coefficients(torch.from_numpy(rows), torch.from_numpy(target))
+
+    added = 1e-3 * (rows**2).sum(1).mean()
+    stacked = np.vstack([rows.T, math.sqrt(added) * np.eye(6)])  # the same ridge as plain least squares
+    coefficients = np.linalg.lstsq(stacked, np.concatenate([target, np.zeros(6)]), rcond=None)[0]
+    errors = np.sqrt(np.diag(np.linalg.inv(stacked.T @ stacked)))
+    assert found.tolist() == pytest.approx((coefficients / errors).tolist(), rel=1e-6)
+
+
+def test_a_sum_of_some_rows_has_their_coefficients_alone():
+    rows = torch.randn(50, 400, generator=stream(0, "attack")) + 3.0  # with much in common
+    target = rows[:20].sum(0)
+
+    found = standardized_coefficients(rows, torch.stack([target, -target], 1))
+
+    assert float(found[:20, 0].min()) > 10 * float(found[20:, 0].abs().max())
+    assert torch.allclose(found[:, 1], -found[:, 0])
+
+
+def test_rows_of_zeros_tell_nothing_and_infinite_ones_are_not_scored():
+    rows = torch.randn(4, 8, generator=stream(0, "attack"))
+
+    assert standardized_coefficients(torch.zeros(3, 8), torch.ones(8)).tolist() == [0.0, 0.0, 0.0]
+    assert bool(standardized_coefficients(rows, torch.full((8,), math.inf)).isnan().all())
+    assert bool(standardized_coefficients(rows / 0, torch.ones(8, 2)).isnan().all())
+
+
+@pytest.mark.parametrize("norm", ["group", "batch"])
+def test_gradients_of_images_are_those_of_each_image_alone(norm: Norm):
+    images = swatches(per_domain=10).of_domain(0)
+    network = network_of(a_state(0, norm), norm)
+    names = [name for name, _ in network.named_parameters()]
+    parameters = parameters_named(network, names)
+
+    found = image_gradients(network, parameters, images, plan=AS_THEY_ARE, count=3, rng=stream(0, "attack"))
+
+    for image, label, row in zip(images.pixels().split(1), images.labels.split(1), found, strict=True):
+        alone = torch.autograd.grad(functional.cross_entropy(network(as_float(image)), label), parameters)
+        assert torch.allclose(row, torch.cat([part.flatten() for part in alone]), atol=1e-6)
+    assert parameters
+    assert (norm == "batch") == (len(parameters) < len(names))
+
+
+def test_gradients_of_augmented_images_are_means_over_views_and_their_mirror_images():
+    images = swatches(per_domain=5).of_domain(0)
+    network, rng = network_of(a_state(0)), stream(0, "attack")
+    parameters = parameters_named(network, ["head.weight"])
+
+    found = image_gradients(network, parameters, images, plan=AUGMENTED, count=3, rng=rng)
+
+    shown = list(views(images, AUGMENTED, 3, gradients_module.child(rng, 0)))
+    rows = []
+    for view in shown:
+        losses = functional.cross_entropy(network(view), images.labels, reduction="none")
+        rows.append(torch.stack([torch.autograd.grad(loss, parameters, retain_graph=True)[0] for loss in losses]))
+    assert len(shown) == 6
+    assert torch.allclose(found, torch.stack(rows).mean(0).flatten(1), atol=1e-6)
+
+
+def test_views_are_what_the_plan_may_show():
+    images = swatches(per_domain=4).of_domain(0)
+    plain = as_float(images.pixels())
+
+    def shown(**changed: object) -> list[Tensor]:
+        return list(views(images, replace(AS_THEY_ARE, **changed), 3, stream(0, "attack")))  # type: ignore[arg-type]
+
+    (alone,) = shown()
+    first, mirrored = shown(flip=0.5)
+    cropped = shown(crop=(0.5, 0.9))
+    (only_mirrored,) = shown(flip=1.0)
+    assert all(torch.equal(one, plain) for one in (alone, first))
+    assert all(torch.equal(one, plain.flip(-1)) for one in (mirrored, only_mirrored))
+    assert not torch.equal(cropped[0], cropped[1])
+    assert (len(cropped), len(shown(translate=0.5, flip=0.5))) == (3, 6)
+
+
+def test_long_gradients_keep_their_inner_products(monkeypatch: pytest.MonkeyPatch):
+    rows = torch.randn(3, 50_001, generator=stream(0, "attack"))
+    rows[1] += rows[0]
+    monkeypatch.setattr(gradients_module, "KEPT", 4096)
+
+    found = shortened(rows)
+
+    assert found.shape == (3, 4096)
+    lengths = rows.norm(dim=1)
+    wrong = (found @ found.T - rows @ rows.T) / lengths.outer(lengths)
+    assert float(wrong.abs().max()) < 5 / 4096**0.5
+    monkeypatch.setattr(gradients_module, "KEPT", 50_001)
+    assert shortened(rows) is rows
+
+
+def test_a_head_that_was_trained_gives_its_images_away():
+    """1,200 steps of plain gradient descent on random labels of 100 images, of which half are asked about."""
+    images = noise_images(250, side=16, classes=4, rng=stream(0, "attack", "head"))
+    inputs = Normalization()(as_float(images.pixels())).flatten(1)
+    weight, bias = torch.zeros(4, 768), torch.zeros(4)
+    before = ModelState(state={"head.weight": weight.clone(), "head.bias": bias.clone()})
+    rng = stream(0, "attack", "batches")
+    for _ in range(1200):
+        rows = torch.randperm(100, generator=rng)[:10]
+        wrong = (inputs[rows] @ weight.T + bias).softmax(1) - functional.one_hot(images.labels[rows], 4)
+        weight, bias = weight - 1e-3 * wrong.T @ inputs[rows], bias - 1e-3 * wrong.sum(0)
+    step = Step(before=before, after=ModelState(state={"head.weight": weight, "head.bias": bias}))
+    asked = asked_of(images.subset(torch.cat([torch.arange(50), torch.arange(100, 150)])), images.subset(range_of(150)))
+
+    found = regression_scores(step, asked, linear_classifier, stream(0, "attack"))
+
+    areas = {test: auc(scores[:50], scores[50:]) for test, scores in found.items()}
+    assert list(areas) == ["update regression", "head regression"]
+    assert areas["head regression"] > 0.97, areas  # exact but for the images that are not asked about
+    assert areas["update regression"] > 0.9, areas
+
+
+def range_of(first: int, last: int = 250) -> Tensor:
+    return torch.arange(first, last)
+
+
+def test_updates_of_clients_without_the_candidates_tell_nothing():
+    areas = []
+    for seed in range(30):
+        rng = stream(seed, "attack", "strangers")
+        images = noise_images(140, side=16, classes=4, rng=rng)
+        view = Interpolators()([images.subset(range_of(start, start + 24)) for start in (0, 24)], rng, rounds=2)
+        asked = asked_of(images.subset(range_of(48, 96)), images.subset(range_of(96, 140)))
+        found = [regression_scores(step, asked, linear_classifier, rng) for step in client_steps(view, "client:1")]
+        found += [regression_scores(step, asked, linear_classifier, rng) for step in global_steps(view)]
+        areas.append([auc(scores[:24], scores[24:]) for each in found for scores in each.values()])
+
+    means, error = torch.tensor(areas).mean(0), ((48 + 1) / (12 * 24 * 24 * 30)) ** 0.5  # Mann-Whitney's, without ties
+    assert means.shape == (6,)
+    assert bool(((means - 0.5).abs() < 3.5 * error).all()), means
+
+
+def test_only_what_moved_is_read():
+    images = swatches(per_domain=20).of_domain(0)
+    before = a_state(0)
+    asked = asked_of(images.subset(range_of(0, 10)), images.subset(range_of(10, 20)))
+
+    def scores(**moved: Tensor) -> list[str]:
+        step = Step(before=before, after=ModelState(state={**before.state, **moved}))
+        return list(
+            regression_scores(step, asked, lambda state: network_of(ModelState(state=state)), stream(0, "attack"))
+        )
+
+    head = {name: before.state[name] + 0.1 for name in ("head.weight", "head.bias")}
+    body = next(name for name in before.state if name.startswith("body") and before.state[name].ndim == 4)
+    assert scores() == []
+    assert scores(**{body: before.state[body] + 0.1}) == ["update regression"]
+    assert scores(**head) == ["update regression", "head regression"]
+
+
+def test_an_update_that_diverged_has_finite_scores_or_none():
+    images = swatches(per_domain=20).of_domain(0)
+    before = a_state(0)
+    after = ModelState(state={**before.state, "head.bias": torch.tensor([1e35, -1e35, 1e35, -1e35])})
+    asked = asked_of(images.subset(range_of(0, 10)), images.subset(range_of(10, 20)))
+
+    found = regression_scores(
+        Step(before=before, after=after), asked, lambda state: network_of(ModelState(state=state)), stream(0, "attack")
+    )
+
+    assert found
+    assert not any(bool(scores.isinf().any()) for scores in found.values())
+
+
+def test_batch_norms_that_trained_take_the_statistics_of_the_population():
+    images = swatches(per_domain=70).of_domain(0)
+    network = network_of(a_state(0, "batch"), "batch")
+    first = next(name for name, module in network.named_modules() if isinstance(module, torch.nn.BatchNorm2d))
+    kept = {name: value.clone() for name, value in network.state_dict().items()}
+
+    renew_statistics(network, images, frozenset({f"{first}.running_mean"}))
+
+    changed = {name for name, value in network.state_dict().items() if not torch.equal(value, kept[name])}
+    assert changed == {f"{first}.{kind}" for kind in ("running_mean", "running_var", "num_batches_tracked")}
+    assert not network.training
+    halves = [as_float(half.pixels()) for half in (images.subset(range_of(0, 35)), images.subset(range_of(35, 70)))]
+    found: list[Tensor] = []
+    hook = network.get_submodule(first).register_forward_hook(
+        lambda _module, given, _made: found.append(given[0].mean((0, 2, 3)))
+    )
+    with torch.no_grad():
+        for half in halves:
+            network(half)
+    hook.remove()
+    assert torch.allclose(network.state_dict()[f"{first}.running_mean"], torch.stack(found).mean(0), atol=1e-5)
+
+
+def message(round: int, stage: str, sender: str, receiver: str, state: ModelState) -> Message:
+    return Message(round=round, stage=stage, sender=sender, receiver=receiver, artifact=state)
+
+
+def test_steps_are_what_was_sent_and_returned_and_what_was_sent_next():
+    states = [ModelState(state={"head.weight": torch.full((4, 768), float(value))}) for value in range(6)]
+    other = ModelState(state={"generator": torch.zeros(1)})
+    view = View(
+        messages=(
+            message(0, "model", SERVER, "client:1", states[0]),
+            message(0, "model", SERVER, "client:2", states[0]),
+            message(0, "update", "client:1", SERVER, states[1]),
+            message(1, "model", SERVER, "client:2", states[2]),
+            message(1, "update", "client:1", SERVER, states[3]),
+            message(3, "model", SERVER, "client:1", states[4]),
+            message(2, "share", "client:1", SERVER, other),
+            message(3, "update", "client:1", SERVER, states[5]),
+        )
+    )
+
+    own, shared = client_steps(view, "client:1"), global_steps(view)
+
+    places = {id(state): place for place, state in enumerate(states)}
+    assert [(places[id(step.before)], places[id(step.after)]) for step in own] == [(0, 1), (4, 5)]
+    assert [(places[id(step.before)], places[id(step.after)]) for step in shared] == [(0, 2)]
+    assert client_steps(view, "client:2") == []
+
+
+def test_without_references_the_tests_that_need_none_are_left():
+    control = ModelMembership().positive_control(BLANK, stream(0, "attack"))
+    attack = ModelMembership(references=0, candidates=24, sets=())
+
+    answers = attack.run(control.cases, control.knowledge, stream(0, "attack"))
+
+    found = {(answer.slice["test"], answer.slice["model"]) for answer in answers}
+    assert {("update regression", "client"), ("update regression", "global"), ("head regression", "client")} <= found
+    assert {("loss", "client"), ("fedmia loss", "client")} <= found
+    assert not any(test in {"lira", "rmia", "calibrated"} for test, _ in found)
+    assert any(
+        row.slice.get("test") == "lira" and row.unavailable == "no reference federations were trained"
+        for row in attack.missing(control.cases, control.knowledge)
+    )
+
+
+def areas_of_trained_clients(plan: TrainingPlan, norm: Norm, *, rounds: int) -> dict[str, float]:
+    """The mean AUC over three clients of 36 swatches each, with the labels that the colors have."""
+    images = swatches(per_domain=180).of_domain(0)
+    clients = [
+        Client(name=f"client:{number}", data=images.subset(range_of(36 * number, 36 * number + 36)))
+        for number in range(3)
+    ]
+    model = GlobalModel(
+        blueprint=Blueprint(backbone="tiny", classes=4, norm=norm, device="cpu"), state=a_state(0, norm)
+    )
+    run = observe(FedAvg(plan=plan), clients, seed=0, name="run", model=model, rounds=rounds, every_round=True)
+    view, areas = View(messages=tuple(run.transcript.messages())), list[dict[str, float]]()
+    others = images.subset(range_of(144, 180))
+    for number in range(3):
+        rows = torch.cat([range_of(36 * number, 36 * number + 36), range_of(108, 144)])
+        asked = asked_of(images.subset(rows), others, plan)
+        found = [
+            regression_scores(step, asked, lambda state: model.with_state(state).module(), stream(0, "attack"))
+            for step in client_steps(view, f"client:{number}")
+        ]
+        areas.append({test: auc(*torch.stack([one[test] for one in found]).mean(0).split(36)) for test in found[0]})
+    return {test: sum(area[test] for area in areas) / 3 for test in areas[0]}
+
+
+@pytest.mark.medium
+def test_one_epoch_of_every_client_is_enough():
+    plan = TrainingPlan(epochs=1, batch_size=12, learning_rate=0.01, optimizer="sgd", crop=None, flip=0.0)
+
+    areas = areas_of_trained_clients(plan, "group", rounds=4)
+
+    assert areas["update regression"] > 0.8, areas
