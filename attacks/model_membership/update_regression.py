@@ -34,6 +34,8 @@ from fdgsec.runtime.random_streams import child
 RIDGE = 1e-3
 """Added to the diagonal of the matrix of inner products, as a share of its mean."""
 BLOCK = 64
+COLUMNS = 2**14
+"""Numbers of each row that are multiplied in float64 at a time."""
 
 Networks = Callable[[Mapping[str, Tensor]], Classifier]
 
@@ -90,7 +92,7 @@ def regression_scores(step: Step, asked: Candidates, networks: Networks, rng: to
             ]
         )
         towards = shortened(movement.unsqueeze(0))[0]
-        found["update regression"] = standardized_coefficients(-gradients, towards)[: len(asked.images)]
+        found["update regression"] = standardized_coefficients(gradients, -towards)[: len(asked.images)]
     if "head.weight" in changed:
         found["head regression"] = _head_scores(step, asked, network, rng)
     return found
@@ -132,10 +134,13 @@ def standardized_coefficients(rows: Tensor, target: Tensor) -> Tensor:
     Zeros where all rows are zero, NaN where some number is not finite."""
     if not (bool(rows.isfinite().all()) and bool(target.isfinite().all())):  # of a run that diverged
         return torch.full((len(rows), *target.shape[1:]), torch.nan, dtype=torch.float64)
-    exact = rows.to(torch.float64)
-    products = exact @ exact.T
+    wanted = torch.zeros(len(rows), *target.shape[1:], dtype=torch.float64)
+    products = torch.zeros(len(rows), len(rows), dtype=torch.float64)
+    for some, aims in zip(rows.split(COLUMNS, 1), target.split(COLUMNS), strict=True):
+        exact = some.to(torch.float64)
+        products += exact @ exact.T
+        wanted += exact @ aims.to(torch.float64)
     scale = products.diagonal().mean()
-    wanted = exact @ target.to(torch.float64)
     if not float(scale) > 0:
         return torch.zeros_like(wanted)
     products.diagonal().add_(RIDGE * scale)
