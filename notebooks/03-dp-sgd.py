@@ -199,7 +199,7 @@ axis.set_title("14 images of each source domain; dashed: baseline", fontsize=9)
 # What is left where a federation does not start from nothing: PACS at 128 px, one client for each of three domains, the
 # fourth unseen, EfficientNet-Lite0 of ImageNet, of which the head alone trains: 10 rounds of 10 steps of 512 images, in
 # every arm. The learning rate of each arm and column was chosen on validation images of the clients' own domains, by
-# the same four tries. Epsilon is for each image, over all rounds, at delta 1e-5. `fdgsec bench --ablation cpu-dp-head`
+# the same five tries. Epsilon is for each image, over all rounds, at delta 1e-5. `fdgsec bench --ablation cpu-dp-head`
 # measured it; `docs/results.md` has the table, "What DP-SGD costs a pretrained head".
 
 # %% tags=["from-pacs"]
