@@ -54,7 +54,7 @@ FULL = 16
 CONTROLS = 4
 """Reference federations of the negative control, which tests for an effect and does not measure its size."""
 SET_TESTS = ("lira", "fedmia loss", "update regression", "head regression")
-"""Tests whose scores are averaged over sets of images: those with a standard deviation for their unit."""
+"""Tests whose scores are averaged over sets of images: those in units of a standard deviation, of a null or of all."""
 LEAST_SETS = 2
 """Minimum number of sets of members, and of others, of one client."""
 
@@ -229,7 +229,7 @@ class ModelMembership:
         if case.candidates is None:
             return []
         everybody = owner == "global"
-        most = len(case.candidates) if everybody else len(case.candidates) // 2
+        most = (2 if everybody else 1) * len(case.candidates)
         others = _population(knowledge, None if everybody else case.domain, most, child(rng, "others"))
         plan = AS_THEY_ARE if knowledge.plan is None else knowledge.plan
         asked = Candidates(images=case.candidates, others=others, plan=plan, count=self.views)
@@ -241,8 +241,14 @@ class ModelMembership:
         for test, each in scored.items():
             models = {id(model) for step, _ in each for model in (step.before, step.after)}
             where: dict[str, str | int] = {"model": owner, "rounds": len(models) if everybody else len(each)}
-            answers += self._answers(number, where, {test: torch.stack([found for _, found in each]).mean(0)[None]})
+            answers += self._answers(number, where, {test: _mean_of_rounds([found for _, found in each]).unsqueeze(0)})
         return answers
+
+
+def _mean_of_rounds(scores: Sequence[Tensor]) -> Tensor:
+    """The mean of several rounds' scores (N,), each in units of its deviation: one that diverged counts no more."""
+    scaled = [one / one.std() if len(one) > 1 and float(one.std()) > 0 else one for one in scores]
+    return torch.stack(scaled).mean(0)
 
 
 def _population(knowledge: Knowledge, domain: str | None, most: int, rng: torch.Generator) -> DomainDataset:

@@ -17,14 +17,15 @@ from fdgsec.runtime.random_streams import child, stream
 BLOCK = 32
 """Most images in one pass."""
 NUMBERS = 2**26
-"""Most numbers of gradients that are held at once, before they are shortened."""
-KEPT = 2**17
-"""Numbers of a gradient that are kept: of a longer one, sums of its entries with random signs, whose inner products
-are those of the gradients but for an error of about 1 / sqrt(KEPT) of their lengths' product."""
+"""Most numbers of gradients that are held at once, before they are cut."""
+KEPT = 2**18
+"""Most numbers of an image's gradients that are kept in all (`side_of`)."""
+SIDES = (2048, 1024, 512, 384, 256, 192, 128, 96, 64, 48, 32)
+"""Sides to which the matrices of layers may be cut, the largest that fits."""
 AS_THEY_ARE = TrainingPlan(crop=None, flip=0.0)
 
 
-def parameters_named(network: nn.Module, names: Collection[str]) -> list[nn.Parameter]:
+def parameters_named(network: nn.Module, names: Collection[str]) -> dict[str, nn.Parameter]:
     """The parameters of these names that sit in layers whose gradients of single records are known: all but those of
     batch norms."""
     known = {
@@ -33,7 +34,7 @@ def parameters_named(network: nn.Module, names: Collection[str]) -> list[nn.Para
         if type(module) in RULES
         for parameter in module.parameters(recurse=False)
     }
-    return [parameter for name, parameter in network.named_parameters() if name in names and parameter in known]
+    return {name: one for name, one in network.named_parameters() if name in names and one in known}
 
 
 def views(images: DomainDataset, plan: TrainingPlan, count: int, rng: torch.Generator) -> Iterator[Tensor]:
@@ -60,33 +61,55 @@ def image_gradients(
     plan: TrainingPlan,
     count: int,
     rng: torch.Generator,
-) -> Tensor:
-    """The gradient of each labeled image's cross-entropy in `parameters`, averaged over its `views`: (N, numbers)
-    float32 on the CPU, with at most KEPT numbers, `shortened`.
+) -> list[Tensor]:
+    """The gradient of each labeled image's cross-entropy in each of `parameters`, averaged over its `views`: (N, out,
+    inputs) float32 on the CPU, `as_matrices` and `cut`.
 
     The network is in evaluation mode, so that an image's gradient depends on no other image."""
     device, size = parameters[0].device, sum(parameter.numel() for parameter in parameters)
+    side = side_of(parameters)
     network.eval().requires_grad_(False)
     for parameter in parameters:
         parameter.requires_grad_(True)
-    found = []
+    found: list[list[Tensor]] = [[] for _ in parameters]
     with RecordGradients(network, parameters) as gradients:
         for place, rows in enumerate(torch.arange(len(images)).split(min(BLOCK, max(1, NUMBERS // size)))):
-            block, total, shown = images.subset(rows), torch.zeros(()), 0
+            block = images.subset(rows)
             labels = block.labels.to(device)
-            for view in views(block, plan, count, child(rng, place)):
+            shown = list(views(block, plan, count, child(rng, place)))
+            total = [torch.zeros(()) for _ in parameters]
+            for view in shown:
                 losses = functional.cross_entropy(network(view.to(device)).float(), labels, reduction="none")
-                flat = torch.cat([part.flatten(1) for part in gradients.of(losses)], 1)
-                total, shown = total + shortened(flat).cpu(), shown + 1
-            found.append(total / shown)
-    return torch.cat(found)
+                parts = [cut(as_matrices(part), side).cpu() for part in gradients.of(losses)]
+                total = [one + part for one, part in zip(total, parts, strict=True)]
+            for own, one in zip(found, total, strict=True):
+                own.append(one / len(shown))
+    return [torch.cat(own) for own in found]
 
 
-def shortened(rows: Tensor) -> Tensor:
-    """At most KEPT numbers of each row of (n, numbers), the same sums for every row."""
-    numbers = rows.shape[1]
-    if numbers <= KEPT:
-        return rows
-    drawn = torch.randint(0, 2, (numbers,), generator=stream(0, "attack", "signs of gradients"))
-    signed = rows * (2 * drawn - 1).to(rows)
-    return functional.pad(signed, (0, -numbers % KEPT)).view(len(rows), -1, KEPT).sum(1)
+def as_matrices(gradients: Tensor) -> Tensor:
+    """A layer's gradients (n, out, ...) as matrices (n, out, inputs); those of a vector as (n, 1, out)."""
+    return gradients.unsqueeze(1) if gradients.ndim == 2 else gradients.flatten(2)
+
+
+def side_of(parameters: Sequence[Tensor]) -> int:
+    """The largest of SIDES with which all matrices together have at most KEPT numbers, else the last."""
+    shapes = [as_matrices(parameter.unsqueeze(0)).shape[1:] for parameter in parameters]
+    fitting = (side for side in SIDES if sum(min(out, side) * min(inputs, side) for out, inputs in shapes) <= KEPT)
+    return next(fitting, SIDES[-1])
+
+
+def cut(matrices: Tensor, side: int) -> Tensor:
+    """Matrices (n, out, inputs) with at most `side` rows and columns: sums of random ones with random signs, the same
+    for all."""
+    for axis in (1, 2):
+        length = matrices.shape[axis]
+        if length > side:
+            rng = stream(0, "attack", "sums of rows and columns", length, side)
+            places = torch.randint(0, side, (length,), generator=rng).to(matrices.device)
+            signs = (2 * torch.randint(0, 2, (length,), generator=rng) - 1).to(matrices)
+            shape = list(matrices.shape)
+            shape[axis] = side
+            signed = matrices * (signs.unsqueeze(1) if axis == 1 else signs)
+            matrices = matrices.new_zeros(shape).index_add_(axis, places, signed)
+    return matrices

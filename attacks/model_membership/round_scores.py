@@ -21,7 +21,7 @@ from fdgsec.attacks.model_membership.update_regression import Step
 from fdgsec.attacks.statistics.lira_rmia import References, Variance, lira_offline, log_confidence, scaled_logit
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.federation.artifacts import ModelState
-from fdgsec.federation.wire import SERVER
+from fdgsec.federation.wire import ANONYMOUS, CLIENTS, SERVER
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.training_loop import logits
 from fdgsec.threats.adversary import View
@@ -64,17 +64,31 @@ def client_steps(view: View, victim: str) -> list[Step]:
     ]
 
 
-def global_steps(view: View) -> list[Step]:
-    """The global models of one round and the next, in order, where both were sent to somebody in the view."""
+def global_steps(view: View, victim: str) -> list[Step]:
+    """The global models of one round and the next, in order, where both were sent to somebody in the view.
+
+    Where the round's updates are in the view, `victim` must have sent one."""
     models: dict[int, ModelState] = {}
+    senders: dict[int, set[str]] = {}
     for message in view.messages:
-        if message.sender == SERVER and message.stage == "model" and type(message.artifact) is ModelState:
+        if type(message.artifact) is not ModelState:
+            continue
+        if message.sender == SERVER and message.stage == "model":
             models.setdefault(message.round, message.artifact)
+        elif message.receiver == SERVER:
+            senders.setdefault(message.round, set()).add(message.sender)
     return [
         Step(before=models[number], after=models[number + 1])
         for number in sorted(models)
-        if number + 1 in models and models[number].state.keys() == models[number + 1].state.keys()
+        if number + 1 in models
+        and models[number].state.keys() == models[number + 1].state.keys()
+        and (victim in (sent := senders.get(number, {victim})) or not all(map(_is_named, sent)))
     ]
+
+
+def _is_named(sender: str) -> bool:
+    """Whether a sender is a client by name, and no sum over clients or anonymous one."""
+    return sender != CLIENTS and not sender.startswith(ANONYMOUS)
 
 
 def _exchanged(view: View, victim: str) -> tuple[dict[int, ModelState], dict[int, dict[str, ModelState]]]:

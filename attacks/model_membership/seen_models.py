@@ -32,7 +32,10 @@ def seen_models(case: Case) -> Seen:
         "client": [] if own is None else [own], "peer": peers, "global": [] if shared is None else [shared],
     }  # fmt: skip
     models: dict[Owner, list[ModelState]] = {owner: states for owner, states in found.items() if states}
-    moved: dict[Owner, Sequence[Step]] = {"client": client_steps(view, case.victim), "global": global_steps(view)}
+    moved: dict[Owner, Sequence[Step]] = {
+        "client": client_steps(view, case.victim),
+        "global": global_steps(view, case.victim),
+    }
     steps = {owner: found for owner, found in moved.items() if found}
     return Seen(models=models, rounds=round_models(view, case.victim), steps=steps)
 

@@ -3,28 +3,35 @@
 Between the model that a client is sent and the one that it returns lie sums of its images' gradients. That a gradient
 points along the update is the test of Li, Li and Ribeiro (2023, https://openreview.net/forum?id=QsCSLPP55Ku: cosines;
 FedMIA's second measure is one); but gradients of one class and domain share most of their direction, which hides what
-single images add. Here all candidates' gradients explain the update together, beside those of auxiliary images, which
-no client has: a coefficient tells what an image adds that the others do not. Gradients of as many images as are asked
-about are nearly independent in a network of many more parameters, so that little is hidden in the sum of a client's
-whole data. Two tests:
+single images add. Here the gradients of all candidates, and of auxiliary images beside them, explain the update
+together: a coefficient tells what an image adds that the others do not. What a client's other images add is noise,
+whose directions are those in which gradients of such images differ; each layer's gradients are matrices that differ
+along outputs and along inputs, and are whitened on both sides (`whitened`). Two tests:
 
 - "update regression": gradients of all parameters that moved, halfway between both models, averaged over the views
   that the public plan of training shows. An approximation: a client's steps were taken at other points, from views
   that it drew, and Adam scales each number of a gradient by itself.
 - "head regression": of a linear head, what steps add to the weights of one class is a sum of the images' features, with
-  coefficients that may change from step to step; so is the sum of all steps, exactly under gradient descent, with or
-  without momentum, of images that are not augmented and whose features do not move. The coefficient of an image is that
-  in the weights of its own class.
+  coefficients that may change from step to step; so is the sum of all steps, exactly under gradient descent without
+  weight decay, with or without momentum, of images that are not augmented and whose features do not move, and by their
+  cross-entropy alone. The coefficient of an image is that in the weights of its own class.
 
-Neither needs a reference federation or other clients' updates."""
+Neither statistic needs a reference federation or other clients' updates."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from fdgsec.attacks.model_membership.image_gradients import image_gradients, parameters_named, shortened, views
+from fdgsec.attacks.model_membership.image_gradients import (
+    as_matrices,
+    cut,
+    image_gradients,
+    parameters_named,
+    side_of,
+    views,
+)
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.nn.networks.classifiers import Classifier
@@ -33,6 +40,8 @@ from fdgsec.runtime.random_streams import child
 
 RIDGE = 1e-3
 """Added to the diagonal of the matrix of inner products, as a share of its mean."""
+SHRUNK = 1e-2
+"""Added to the eigenvalues of a covariance before its root is inverted, as a share of their mean."""
 BLOCK = 64
 COLUMNS = 2**14
 """Numbers of each row that are multiplied in float64 at a time."""
@@ -81,25 +90,59 @@ def regression_scores(step: Step, asked: Candidates, networks: Networks, rng: to
     changed = step.changed
     renew_statistics(network, asked.others, changed)
     found = dict[str, Tensor]()
-    named = dict(network.named_parameters())
-    if parameters := parameters_named(network, changed & named.keys()):
-        names = {id(parameter): name for name, parameter in named.items()}
-        movement = _movement(step, [names[id(parameter)] for parameter in parameters])
-        gradients = torch.cat(
-            [
-                image_gradients(network, parameters, images, plan=asked.plan, count=asked.count, rng=child(rng, place))
-                for place, images in enumerate((asked.images, asked.others))
-            ]
-        )
-        towards = shortened(movement.unsqueeze(0))[0]
-        found["update regression"] = standardized_coefficients(gradients, -towards)[: len(asked.images)]
+    if parameters := parameters_named(network, changed):
+        found["update regression"] = _update_scores(step, asked, network, parameters, rng)
     if "head.weight" in changed:
         found["head regression"] = _head_scores(step, asked, network, rng)
     return found
 
 
-def _movement(step: Step, names: list[str]) -> Tensor:
-    return torch.cat([(step.after.state[name] - step.before.state[name]).flatten() for name in names]).cpu()
+def _update_scores(
+    step: Step, asked: Candidates, network: Classifier, parameters: Mapping[str, nn.Parameter], rng: torch.Generator
+) -> Tensor:
+    """The coefficient of each image's descent in the movement of `parameters`, all gradients whitened by layer."""
+    trained = list(parameters.values())
+    gradients = [
+        image_gradients(network, trained, images, plan=asked.plan, count=asked.count, rng=child(rng, place))
+        for place, images in enumerate((asked.images, asked.others))
+        if len(images)
+    ]
+    side, layers = side_of(trained), list[tuple[Tensor, Tensor]]()
+    for place, name in enumerate(parameters):
+        moved = (step.before.state[name] - step.after.state[name]).unsqueeze(0).float()
+        layers.append((torch.cat([each[place] for each in gradients]), cut(as_matrices(moved), side)[0].cpu()))
+    found = coefficients(*_sums(inner_products(*whitened(*layer)) for layer in layers))
+    return found[: len(asked.images)]
+
+
+def whitened(matrices: Tensor, movement: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of a layer (n, out, inputs), and a movement (out, inputs) in the same coordinates, with what images
+    differ in made alike in all directions: (n, numbers) and (numbers,) float64.
+
+    With deviations c_i from the mean, L = sum of c_i c_i', and R = sum of L^-1/2 c_i (L^-1/2 c_i)', L^-1/2 g R^-1/2 for
+    each matrix g: the covariance of matrices whose rows and columns are correlated separately. Of a vector each entry
+    is divided by its own deviation. Layers are brought to one scale. Zeros where images do not differ."""
+    exact, moved = matrices.to(torch.float64), movement.to(torch.float64)
+    spread = exact - exact.mean(0)
+    if not bool(exact.isfinite().all()) or not float(spread.abs().max()) > 0:
+        return exact.flatten(1) * 0, moved.flatten() * 0
+    if len(movement) == 1:
+        variance = spread.square().mean(0)
+        weights = (variance + SHRUNK * variance.mean()).rsqrt()
+        exact, spread, moved = exact * weights, spread * weights, moved * weights
+    else:
+        left = _inverse_root(torch.tensordot(spread, spread, dims=([0, 2], [0, 2])))
+        exact, spread, moved = left @ exact, left @ spread, left @ moved
+        right = _inverse_root(torch.tensordot(spread, spread, dims=([0, 1], [0, 1])))
+        exact, spread, moved = exact @ right, spread @ right, moved @ right
+    scale = spread.square().mean().sqrt()
+    return (exact / scale).flatten(1), (moved / scale).flatten()
+
+
+def _inverse_root(covariance: Tensor) -> Tensor:
+    values, vectors = torch.linalg.eigh(covariance)
+    root: Tensor = (vectors * (values.clamp_min(0) + SHRUNK * values.mean()).rsqrt()) @ vectors.T
+    return root
 
 
 def _head_scores(step: Step, asked: Candidates, network: Classifier, rng: torch.Generator) -> Tensor:
@@ -112,7 +155,7 @@ def _head_scores(step: Step, asked: Candidates, network: Classifier, rng: torch.
         ]
     )
     rows = torch.cat([features, torch.ones(len(features), 1)], 1)
-    found = standardized_coefficients(rows, torch.cat([weight, bias.unsqueeze(1)], 1).T.cpu())
+    found = coefficients(*inner_products(rows, torch.cat([weight, bias.unsqueeze(1)], 1).T.cpu()))
     return found.gather(1, torch.cat([asked.images.labels, asked.others.labels]).unsqueeze(1))[: len(asked.images), 0]
 
 
@@ -126,25 +169,37 @@ def _features(network: Classifier, images: DomainDataset, asked: Candidates, rng
     return torch.cat(found)
 
 
-def standardized_coefficients(rows: Tensor, target: Tensor) -> Tensor:
-    """The coefficients of `rows` (n, d) in ridge regression of `target` (d,) or (d, k), in units of their standard
-    errors but for one factor: (n,) or (n, k) float64.
-
-    a = K^-1 X t with K = X X' + r I; the covariance of a under independent errors of t is about K^-1 where r is small.
-    Zeros where all rows are zero, NaN where some number is not finite."""
-    if not (bool(rows.isfinite().all()) and bool(target.isfinite().all())):  # of a run that diverged
-        return torch.full((len(rows), *target.shape[1:]), torch.nan, dtype=torch.float64)
-    wanted = torch.zeros(len(rows), *target.shape[1:], dtype=torch.float64)
+def inner_products(rows: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Those of `rows` (n, d) with each other, (n, n), and with `target` (d,) or (d, k), (n,) or (n, k); float64."""
     products = torch.zeros(len(rows), len(rows), dtype=torch.float64)
+    wanted = torch.zeros(len(rows), *target.shape[1:], dtype=torch.float64)
     for some, aims in zip(rows.split(COLUMNS, 1), target.split(COLUMNS), strict=True):
         exact = some.to(torch.float64)
         products += exact @ exact.T
         wanted += exact @ aims.to(torch.float64)
+    return products, wanted
+
+
+def _sums(parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """The sums of inner products over layers, made one after the other."""
+    products, wanted = torch.zeros(()), torch.zeros(())
+    for more, others in parts:
+        products, wanted = products + more, wanted + others
+    return products, wanted
+
+
+def coefficients(products: Tensor, wanted: Tensor) -> Tensor:
+    """The coefficients of ridge regression from inner products of rows, (n, n), and of rows with targets, (n,) or
+    (n, k), in units of their standard errors but for one factor: the same shape as `wanted`.
+
+    a = K^-1 X t with K = X X' + r I; the covariance of a is about K^-1 where the errors of t are alike in all
+    directions, and r is small. Zeros where all rows are zero, NaN where some number is not finite."""
+    if not (bool(products.isfinite().all()) and bool(wanted.isfinite().all())):  # of a run that diverged
+        return torch.full_like(wanted, torch.nan)
     scale = products.diagonal().mean()
     if not float(scale) > 0:
         return torch.zeros_like(wanted)
-    products.diagonal().add_(RIDGE * scale)
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(products))
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(products + RIDGE * scale * torch.eye(len(products))))
     errors = inverse.diagonal().sqrt()
     return (inverse @ wanted) / (errors if wanted.ndim == 1 else errors.unsqueeze(1))
 

@@ -15,17 +15,21 @@ from fdgsec.attacks.model_membership.control import Interpolators
 from fdgsec.attacks.model_membership.image_gradients import (
     AS_THEY_ARE,
     image_gradients,
+    as_matrices,
+    cut,
     parameters_named,
-    shortened,
+    side_of,
     views,
 )
 from fdgsec.attacks.model_membership.round_scores import client_steps, global_steps
 from fdgsec.attacks.model_membership.update_regression import (
     Candidates,
     Step,
+    coefficients,
+    inner_products,
     regression_scores,
     renew_statistics,
-    standardized_coefficients,
+    whitened,
 )
 from fdgsec.attacks.statistics.noise_image_classifiers import linear_classifier, noise_images
 from fdgsec.data.domains import DomainDataset, as_float
@@ -65,20 +69,20 @@ def test_coefficients_are_those_of_ridge_regression_in_units_of_their_errors():
     rng = np.random.default_rng(0)
     rows, target = rng.normal(size=(6, 40)), rng.normal(size=40)
 
-    found = standardized_coefficients(torch.from_numpy(rows), torch.from_numpy(target))
+    found = coefficients(*inner_products(torch.from_numpy(rows), torch.from_numpy(target)))
 
     added = 1e-3 * (rows**2).sum(1).mean()
     stacked = np.vstack([rows.T, math.sqrt(added) * np.eye(6)])  # the same ridge as plain least squares
-    coefficients = np.linalg.lstsq(stacked, np.concatenate([target, np.zeros(6)]), rcond=None)[0]
+    fitted = np.linalg.lstsq(stacked, np.concatenate([target, np.zeros(6)]), rcond=None)[0]
     errors = np.sqrt(np.diag(np.linalg.inv(stacked.T @ stacked)))
-    assert found.tolist() == pytest.approx((coefficients / errors).tolist(), rel=1e-6)
+    assert found.tolist() == pytest.approx((fitted / errors).tolist(), rel=1e-6)
 
 
 def test_a_sum_of_some_rows_has_their_coefficients_alone():
     rows = torch.randn(50, 400, generator=stream(0, "attack")) + 3.0  # with much in common
     target = rows[:20].sum(0)
 
-    found = standardized_coefficients(rows, torch.stack([target, -target], 1))
+    found = coefficients(*inner_products(rows, torch.stack([target, -target], 1)))
 
     assert float(found[:20, 0].min()) > 10 * float(found[20:, 0].abs().max())
     assert torch.allclose(found[:, 1], -found[:, 0])
@@ -87,9 +91,44 @@ def test_a_sum_of_some_rows_has_their_coefficients_alone():
 def test_rows_of_zeros_tell_nothing_and_infinite_ones_are_not_scored():
     rows = torch.randn(4, 8, generator=stream(0, "attack"))
 
-    assert standardized_coefficients(torch.zeros(3, 8), torch.ones(8)).tolist() == [0.0, 0.0, 0.0]
-    assert bool(standardized_coefficients(rows, torch.full((8,), math.inf)).isnan().all())
-    assert bool(standardized_coefficients(rows / 0, torch.ones(8, 2)).isnan().all())
+    assert coefficients(torch.zeros(3, 3), torch.zeros(3)).tolist() == [0.0, 0.0, 0.0]
+    assert bool(coefficients(*inner_products(rows, torch.full((8,), math.inf))).isnan().all())
+    assert bool(coefficients(*inner_products(rows / 0, torch.ones(8, 2))).isnan().all())
+
+
+def matrix_normal(count: int, rng: torch.Generator) -> Tensor:
+    """Matrices (count, 6, 10) whose rows and columns are correlated, about a common mean."""
+    left, right = (torch.eye(side) + 0.2 * torch.randn(side, side, generator=rng) for side in (6, 10))
+    return 5 + left @ torch.randn(count, 6, 10, generator=rng) @ right
+
+
+def test_whitened_gradients_differ_alike_in_all_directions():
+    matrices = matrix_normal(20_000, stream(0, "attack")).double()
+
+    found, _ = whitened(matrices, matrices[0])
+
+    covariance = torch.cov(found.T)
+    assert torch.allclose(covariance, torch.eye(60, dtype=torch.float64), atol=0.2)  # shrunk by a hundredth
+    assert not torch.allclose(torch.cov(matrices.flatten(1).T), torch.eye(60, dtype=torch.float64), atol=0.4)
+
+
+def test_a_movement_is_whitened_as_a_gradient_is():
+    matrices = matrix_normal(30, stream(0, "attack"))
+
+    found, movement = whitened(matrices, matrices[:4].sum(0))
+
+    assert torch.allclose(movement, found[:4].sum(0), rtol=1e-6)
+    vectors = matrices[:, :1]
+    found, movement = whitened(vectors, vectors[:4].sum(0))
+    assert torch.allclose(movement, found[:4].sum(0), rtol=1e-6)
+    assert float((found.std(0) - found.std(0).mean()).abs().max()) < 0.02
+
+
+def test_gradients_that_are_all_alike_tell_nothing():
+    found, movement = whitened(torch.ones(3, 2, 2), torch.ones(2, 2))
+
+    assert not found.any()
+    assert not movement.any()
 
 
 @pytest.mark.parametrize("norm", ["group", "batch"])
@@ -97,13 +136,14 @@ def test_gradients_of_images_are_those_of_each_image_alone(norm: Norm):
     images = swatches(per_domain=10).of_domain(0)
     network = network_of(a_state(0, norm), norm)
     names = [name for name, _ in network.named_parameters()]
-    parameters = parameters_named(network, names)
+    parameters = list(parameters_named(network, names).values())
 
     found = image_gradients(network, parameters, images, plan=AS_THEY_ARE, count=3, rng=stream(0, "attack"))
 
-    for image, label, row in zip(images.pixels().split(1), images.labels.split(1), found, strict=True):
+    for place, (image, label) in enumerate(zip(images.pixels().split(1), images.labels.split(1), strict=True)):
         alone = torch.autograd.grad(functional.cross_entropy(network(as_float(image)), label), parameters)
-        assert torch.allclose(row, torch.cat([part.flatten() for part in alone]), atol=1e-6)
+        for part, own in zip(found, alone, strict=True):
+            assert torch.allclose(part[place].flatten(), own.flatten(), atol=1e-6)
     assert parameters
     assert (norm == "batch") == (len(parameters) < len(names))
 
@@ -111,9 +151,9 @@ def test_gradients_of_images_are_those_of_each_image_alone(norm: Norm):
 def test_gradients_of_augmented_images_are_means_over_views_and_their_mirror_images():
     images = swatches(per_domain=5).of_domain(0)
     network, rng = network_of(a_state(0)), stream(0, "attack")
-    parameters = parameters_named(network, ["head.weight"])
+    parameters = list(parameters_named(network, ["head.weight"]).values())
 
-    found = image_gradients(network, parameters, images, plan=AUGMENTED, count=3, rng=rng)
+    (found,) = image_gradients(network, parameters, images, plan=AUGMENTED, count=3, rng=rng)
 
     shown = list(views(images, AUGMENTED, 3, gradients_module.child(rng, 0)))
     rows = []
@@ -121,7 +161,7 @@ def test_gradients_of_augmented_images_are_means_over_views_and_their_mirror_ima
         losses = functional.cross_entropy(network(view), images.labels, reduction="none")
         rows.append(torch.stack([torch.autograd.grad(loss, parameters, retain_graph=True)[0] for loss in losses]))
     assert len(shown) == 6
-    assert torch.allclose(found, torch.stack(rows).mean(0).flatten(1), atol=1e-6)
+    assert torch.allclose(found, torch.stack(rows).mean(0), atol=1e-6)
 
 
 def test_views_are_what_the_plan_may_show():
@@ -141,19 +181,32 @@ def test_views_are_what_the_plan_may_show():
     assert (len(cropped), len(shown(translate=0.5, flip=0.5))) == (3, 6)
 
 
-def test_long_gradients_keep_their_inner_products(monkeypatch: pytest.MonkeyPatch):
-    rows = torch.randn(3, 50_001, generator=stream(0, "attack"))
-    rows[1] += rows[0]
-    monkeypatch.setattr(gradients_module, "KEPT", 4096)
+def test_cut_matrices_keep_their_inner_products_but_for_chance():
+    rng = stream(0, "attack")
+    matrices = torch.randn(4, 300, 500, generator=rng)
+    matrices[1] += matrices[0]
 
-    found = shortened(rows)
+    found = cut(matrices, 128)
 
-    assert found.shape == (3, 4096)
-    lengths = rows.norm(dim=1)
-    wrong = (found @ found.T - rows @ rows.T) / lengths.outer(lengths)
-    assert float(wrong.abs().max()) < 5 / 4096**0.5
-    monkeypatch.setattr(gradients_module, "KEPT", 50_001)
-    assert shortened(rows) is rows
+    assert found.shape == (4, 128, 128)
+    flat, short = matrices.flatten(1), found.flatten(1)
+    lengths = flat.norm(dim=1)
+    wrong = (short @ short.T - flat @ flat.T) / lengths.outer(lengths)
+    assert float(wrong.abs().max()) < 5 / 128
+    assert torch.allclose(cut(matrices[:2].sum(0, keepdim=True), 128), found[:2].sum(0, keepdim=True), atol=1e-4)
+    assert cut(matrices, 500) is matrices
+
+
+def test_matrices_of_a_small_network_are_kept_whole_and_those_of_a_large_one_fit(monkeypatch: pytest.MonkeyPatch):
+    tiny = list(network_of(a_state(0)).parameters())
+    whole = max(max(as_matrices(one.unsqueeze(0)).shape[1:]) for one in tiny)
+    assert side_of(tiny) >= whole
+
+    monkeypatch.setattr(gradients_module, "KEPT", 20_000)
+    side = side_of(tiny)
+
+    assert 32 < side < whole
+    assert sum(cut(as_matrices(one.detach().unsqueeze(0)), side).numel() for one in tiny) <= 20_000
 
 
 def test_a_head_that_was_trained_gives_its_images_away():
@@ -182,6 +235,7 @@ def range_of(first: int, last: int = 250) -> Tensor:
     return torch.arange(first, last)
 
 
+@pytest.mark.medium
 def test_updates_of_clients_without_the_candidates_tell_nothing():
     areas = []
     for seed in range(30):
@@ -190,7 +244,7 @@ def test_updates_of_clients_without_the_candidates_tell_nothing():
         view = Interpolators()([images.subset(range_of(start, start + 24)) for start in (0, 24)], rng, rounds=2)
         asked = asked_of(images.subset(range_of(48, 96)), images.subset(range_of(96, 140)))
         found = [regression_scores(step, asked, linear_classifier, rng) for step in client_steps(view, "client:1")]
-        found += [regression_scores(step, asked, linear_classifier, rng) for step in global_steps(view)]
+        found += [regression_scores(step, asked, linear_classifier, rng) for step in global_steps(view, "client:1")]
         areas.append([auc(scores[:24], scores[24:]) for each in found for scores in each.values()])
 
     means, error = torch.tensor(areas).mean(0), ((48 + 1) / (12 * 24 * 24 * 30)) ** 0.5  # Mann-Whitney's, without ties
@@ -273,12 +327,13 @@ def test_steps_are_what_was_sent_and_returned_and_what_was_sent_next():
         )
     )
 
-    own, shared = client_steps(view, "client:1"), global_steps(view)
+    own, shared = client_steps(view, "client:1"), global_steps(view, "client:1")
 
     places = {id(state): place for place, state in enumerate(states)}
     assert [(places[id(step.before)], places[id(step.after)]) for step in own] == [(0, 1), (4, 5)]
     assert [(places[id(step.before)], places[id(step.after)]) for step in shared] == [(0, 2)]
     assert client_steps(view, "client:2") == []
+    assert global_steps(view, "client:2") == []  # it sent nothing in the first round
 
 
 def test_without_references_the_tests_that_need_none_are_left():
