@@ -72,7 +72,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Candidates:
-    """Whom a step is asked about: labeled `images`, beside `others` of the same population that no client has.
+    """Whom a step is asked about: labeled `images`, beside `others`, which show how gradients of such images differ.
 
     Training shows their images under `plan`, of which `count` draws are taken."""
 
@@ -107,11 +107,13 @@ def _update_scores(
         for place, images in enumerate((asked.images, asked.others))
         if len(images)
     ]
-    side, layers = side_of(trained), list[tuple[Tensor, Tensor]]()
-    for place, name in enumerate(parameters):
-        moved = (step.before.state[name] - step.after.state[name]).unsqueeze(0).float()
-        layers.append((torch.cat([each[place] for each in gradients]), cut(as_matrices(moved), side)[0].cpu()))
-    found = coefficients(*_sums(inner_products(*whitened(*layer)) for layer in layers))
+    side = side_of(trained)
+
+    def layer(place: int, name: str) -> tuple[Tensor, Tensor]:
+        descent = (step.before.state[name] - step.after.state[name]).unsqueeze(0).float()
+        return whitened(torch.cat([each[place] for each in gradients]), cut(as_matrices(descent), side)[0].cpu())
+
+    found = coefficients(*_sums(inner_products(*layer(place, name)) for place, name in enumerate(parameters)))
     return found[: len(asked.images)]
 
 
