@@ -119,32 +119,34 @@ def _update_scores(
 
 def whitened(matrices: Tensor, movement: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of a layer (n, out, inputs), and a movement (out, inputs) in the same coordinates, with what images
-    differ in made alike in all directions: (n, numbers) and (numbers,) float64.
+    differ in made alike in all directions: (n, numbers) and (numbers,).
 
     With deviations c_i from the mean, L = sum of c_i c_i', and R = sum of L^-1/2 c_i (L^-1/2 c_i)', L^-1/2 g R^-1/2 for
     each matrix g: the covariance of matrices whose rows and columns are correlated separately. Of a vector each entry
     is divided by its own deviation. Layers are brought to one scale. Zeros where images do not differ."""
-    exact, moved = matrices.to(torch.float64), movement.to(torch.float64)
-    spread = exact - exact.mean(0)
-    if not bool(exact.isfinite().all()) or not float(spread.abs().max()) > 0:
-        return exact.flatten(1) * 0, moved.flatten() * 0
+    size = float((matrices - matrices.mean(0)).abs().max())
+    if not size > 0:  # NaN, too
+        return matrices.flatten(1) * 0, movement.flatten() * 0
+    scaled, moved = matrices / size, movement / size
+    mean = scaled.mean(0)
+    spread = scaled - mean
     if len(movement) == 1:
         variance = spread.square().mean(0)
         weights = (variance + SHRUNK * variance.mean()).rsqrt()
-        exact, spread, moved = exact * weights, spread * weights, moved * weights
+        spread, mean, moved = spread * weights, mean * weights, moved * weights
     else:
         left = _inverse_root(torch.tensordot(spread, spread, dims=([0, 2], [0, 2])))
-        exact, spread, moved = left @ exact, left @ spread, left @ moved
+        spread, mean, moved = left @ spread, left @ mean, left @ moved
         right = _inverse_root(torch.tensordot(spread, spread, dims=([0, 1], [0, 1])))
-        exact, spread, moved = exact @ right, spread @ right, moved @ right
-    scale = spread.square().mean().sqrt()
-    return (exact / scale).flatten(1), (moved / scale).flatten()
+        spread, mean, moved = spread @ right, mean @ right, moved @ right
+    deviation = spread.square().mean().sqrt()
+    return (spread + mean).flatten(1) / deviation, moved.flatten() / deviation
 
 
 def _inverse_root(covariance: Tensor) -> Tensor:
-    values, vectors = torch.linalg.eigh(covariance)
+    values, vectors = torch.linalg.eigh(covariance.to(torch.float64))
     root: Tensor = (vectors * (values.clamp_min(0) + SHRUNK * values.mean()).rsqrt()) @ vectors.T
-    return root
+    return root.to(covariance)
 
 
 def _head_scores(step: Step, asked: Candidates, network: Classifier, rng: torch.Generator) -> Tensor:
