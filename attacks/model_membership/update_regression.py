@@ -6,11 +6,13 @@ FedMIA's second measure is one); but gradients of one class and domain share mos
 single images add. Here the gradients of all candidates, and of auxiliary images beside them, explain the update
 together: a coefficient tells what an image adds that the others do not. What a client's other images add is noise,
 whose directions are those in which gradients of such images differ; each layer's gradients are matrices that differ
-along outputs and along inputs, and are whitened on both sides (`whitened`). Two tests:
+along outputs and along inputs, and are whitened on both sides (`whitened`). Three tests:
 
 - "update regression": gradients of all parameters that moved, halfway between both models, averaged over the views
   that the public plan of training shows. An approximation: a client's steps were taken at other points, from views
   that it drew, and Adam scales each number of a gradient by itself.
+- "plain update regression": the same of gradients as they are, for updates with noise that is alike in all directions
+  and larger than what other images add, as that of DP-SGD.
 - "head regression": of a linear head, what steps add to the weights of one class is a sum of the images' features, with
   coefficients that may change from step to step; so is the sum of all steps, exactly under gradient descent without
   weight decay, with or without momentum, of images that are not augmented and whose features do not move, and by their
@@ -18,7 +20,7 @@ along outputs and along inputs, and are whitened on both sides (`whitened`). Two
 
 Neither statistic needs a reference federation or other clients' updates."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -91,7 +93,7 @@ def regression_scores(step: Step, asked: Candidates, networks: Networks, rng: to
     renew_statistics(network, asked.others, changed)
     found = dict[str, Tensor]()
     if parameters := parameters_named(network, changed):
-        found["update regression"] = _update_scores(step, asked, network, parameters, rng)
+        found |= _update_scores(step, asked, network, parameters, rng)
     if "head.weight" in changed:
         found["head regression"] = _head_scores(step, asked, network, rng)
     return found
@@ -99,8 +101,9 @@ def regression_scores(step: Step, asked: Candidates, networks: Networks, rng: to
 
 def _update_scores(
     step: Step, asked: Candidates, network: Classifier, parameters: Mapping[str, nn.Parameter], rng: torch.Generator
-) -> Tensor:
-    """The coefficient of each image's descent in the movement of `parameters`, all gradients whitened by layer."""
+) -> dict[str, Tensor]:
+    """The coefficient of each image's descent in the movement of `parameters`: of gradients whitened by layer, and of
+    gradients as they are."""
     trained = list(parameters.values())
     gradients = [
         image_gradients(network, trained, images, plan=asked.plan, count=asked.count, rng=child(rng, place))
@@ -108,13 +111,16 @@ def _update_scores(
         if len(images)
     ]
     side = side_of(trained)
-
-    def layer(place: int, name: str) -> tuple[Tensor, Tensor]:
+    alike, plain = (torch.zeros(()), torch.zeros(())), (torch.zeros(()), torch.zeros(()))
+    for place, name in enumerate(parameters):
         descent = (step.before.state[name] - step.after.state[name]).unsqueeze(0).float()
-        return whitened(torch.cat([each[place] for each in gradients]), cut(as_matrices(descent), side)[0].cpu())
-
-    found = coefficients(*_sums(inner_products(*layer(place, name)) for place, name in enumerate(parameters)))
-    return found[: len(asked.images)]
+        moved, rows = cut(as_matrices(descent), side)[0].cpu(), torch.cat([each[place] for each in gradients])
+        alike = _sums(alike, inner_products(*whitened(rows, moved)))
+        plain = _sums(plain, inner_products(rows.flatten(1), moved.flatten()))
+    return {
+        "update regression": coefficients(*alike)[: len(asked.images)],
+        "plain update regression": coefficients(*plain)[: len(asked.images)],
+    }
 
 
 def whitened(matrices: Tensor, movement: Tensor) -> tuple[Tensor, Tensor]:
@@ -184,12 +190,9 @@ def inner_products(rows: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     return products, wanted
 
 
-def _sums(parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """The sums of inner products over layers, made one after the other."""
-    products, wanted = torch.zeros(()), torch.zeros(())
-    for more, others in parts:
-        products, wanted = products + more, wanted + others
-    return products, wanted
+def _sums(ones: tuple[Tensor, Tensor], others: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """The sums of inner products with each other, and with targets, over two layers."""
+    return ones[0] + others[0], ones[1] + others[1]
 
 
 def coefficients(products: Tensor, wanted: Tensor) -> Tensor:

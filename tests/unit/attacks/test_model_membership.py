@@ -39,7 +39,7 @@ FACTS = TargetFacts(artifact_kinds=ATTACK.reads, clients=3, images_per_client=70
 ALL_TESTS = ["lira", "rmia", "loss", "calibrated", "lira online", "rmia online"]
 ROUND_TESTS = ["fedmia loss", "fedmia gradient"]
 LABEL_TESTS = ["gap", "label-only"]
-REGRESSIONS = ["update regression", "head regression"]
+REGRESSIONS = ["update regression", "plain update regression", "head regression"]
 
 
 def planted(seed: int = 0) -> PositiveControl:
@@ -168,7 +168,7 @@ def test_the_shuffled_attack_finds_nothing():
         for test, model in alarms:
             alarms[test, model] += p_value(of(guess, test, model), planted_control, seed) < 0.05
 
-    assert max(alarms.values()) <= 4  # 10 rows of 20 tests at 5%: some row above with probability .03
+    assert max(alarms.values()) <= 4  # 12 rows of 20 tests at 5%: some row above with probability .03
 
 
 @pytest.mark.nightly
@@ -182,7 +182,7 @@ def test_models_of_strangers_betray_nobody():
         for test, model in alarms:
             alarms[test, model] += p_value(of(answers, test, model), planted_control, seed) < 0.05
 
-    assert max(alarms.values()) <= 5  # 22 rows of 20 tests at 5%: some row above with probability .007
+    assert max(alarms.values()) <= 5  # 24 rows of 20 tests at 5%: some row above with probability .008
 
 
 @pytest.mark.medium
