@@ -36,7 +36,7 @@ def seen_models(case: Case) -> Seen:
         "client": client_steps(view, case.victim),
         "global": global_steps(view, case.victim),
     }
-    steps = {owner: found for owner, found in moved.items() if found}
+    steps: dict[Owner, Sequence[Step]] = {owner: found for owner, found in moved.items() if found}
     return Seen(models=models, rounds=round_models(view, case.victim), steps=steps)
 
 

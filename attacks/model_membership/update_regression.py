@@ -141,9 +141,9 @@ def whitened(matrices: Tensor, movement: Tensor) -> tuple[Tensor, Tensor]:
         weights = (variance + SHRUNK * variance.mean()).rsqrt()
         spread, mean, moved = spread * weights, mean * weights, moved * weights
     else:
-        left = _inverse_root(torch.tensordot(spread, spread, dims=([0, 2], [0, 2])))
+        left = _inverse_root(torch.einsum("nai,nbi->ab", spread, spread))
         spread, mean, moved = left @ spread, left @ mean, left @ moved
-        right = _inverse_root(torch.tensordot(spread, spread, dims=([0, 1], [0, 1])))
+        right = _inverse_root(torch.einsum("noa,nob->ab", spread, spread))
         spread, mean, moved = spread @ right, mean @ right, moved @ right
     deviation = spread.square().mean().sqrt()
     return (spread + mean).flatten(1) / deviation, moved.flatten() / deviation
