@@ -14,9 +14,9 @@ from fdgsec.attacks.model_membership.attack import ModelMembership
 from fdgsec.attacks.model_membership.control import Interpolators
 from fdgsec.attacks.model_membership.image_gradients import (
     AS_THEY_ARE,
-    image_gradients,
     as_matrices,
     cut,
+    image_gradients,
     parameters_named,
     side_of,
     views,
