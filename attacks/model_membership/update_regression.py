@@ -1,12 +1,13 @@
 """Membership tests by regression: of which images' gradients is the movement of a model made up?
 
-Between the model that a client is sent and the one that it returns lie sums of its images' gradients. That a gradient
-points along the update is the test of Li, Li and Ribeiro (2023, https://openreview.net/forum?id=QsCSLPP55Ku: cosines;
-FedMIA's second measure is one); but gradients of one class and domain share most of their direction, which hides what
-single images add. Here the gradients of all candidates, and of auxiliary images beside them, explain the update
-together: a coefficient tells what an image adds that the others do not. What a client's other images add is noise,
-whose directions are those in which gradients of such images differ; each layer's gradients are matrices that differ
-along outputs and along inputs, and are whitened on both sides (`whitened`). Three tests:
+Between the model that a client is sent and the one that it returns lie sums of its images' gradients. A single
+gradient's cosine with the update is FedMIA's second measure, and gradients of large networks are said to be nearly
+independent and isotropic (Li, Li and Ribeiro, 2023, abstract, https://openreview.net/forum?id=QsCSLPP55Ku); but
+gradients of one class and domain share most of their direction, which hides what single images add. Here the gradients
+of all candidates, and of auxiliary images beside them, explain the update together: a coefficient tells what an image
+adds that the others do not. What a client's other images add is noise, whose directions are those in which gradients of
+such images differ; each layer's gradients are matrices that differ along outputs and along inputs, and are whitened on
+both sides (`whitened`). Three tests:
 
 - "update regression": gradients of all parameters that moved, halfway between both models, averaged over the views
   that the public plan of training shows. An approximation: a client's steps were taken at other points, from views
