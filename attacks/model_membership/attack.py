@@ -53,7 +53,7 @@ FULL = 16
 """Default number of reference federations."""
 CONTROLS = 4
 """Reference federations of the negative control, which tests for an effect and does not measure its size."""
-SET_TESTS = ("lira", "fedmia loss", "update regression", "plain update regression", "head regression")
+SET_TESTS = ("lira", "fedmia loss", "update regression", "head regression")
 """Tests whose scores are averaged over sets of images: those in units of a standard deviation, of a null or of all."""
 LEAST_SETS = 2
 """Minimum number of sets of members, and of others, of one client."""

@@ -108,10 +108,13 @@ def _exchanged(view: View, victim: str) -> tuple[dict[int, ModelState], dict[int
 
 
 def evenly_spaced(rounds: Sequence[Round], count: int) -> list[Round]:
-    """At most `count` of the rounds, the last one among them."""
+    """At most `count` of the rounds, the last one among them and, of several, the first: a model that has not learned
+    yet has the largest gradients."""
     if len(rounds) <= count:
         return list(rounds)
-    return [rounds[len(rounds) - 1 - step * len(rounds) // count] for step in reversed(range(count))]
+    if count == 1:
+        return [rounds[-1]]
+    return [rounds[step * (len(rounds) - 1) // (count - 1)] for step in range(count)]
 
 
 def against_other_clients(own: Tensor, others: Tensor) -> Tensor:

@@ -6,14 +6,12 @@ independent and isotropic (Li, Li and Ribeiro, 2023, abstract, https://openrevie
 gradients of one class and domain share most of their direction, which hides what single images add. Here the gradients
 of all candidates, and of auxiliary images beside them, explain the update together: a coefficient tells what an image
 adds that the others do not. What a client's other images add is noise, whose directions are those in which gradients of
-such images differ; each layer's gradients are matrices that differ along outputs and along inputs, and are whitened on
-both sides (`whitened`). Three tests:
+such images differ; each layer's gradients are matrices that differ along outputs and along inputs. A defense may add
+noise that is alike in all directions. How much of either there is the movement itself tells (`whitened`). Two tests:
 
-- "update regression": gradients of all parameters that moved, halfway between both models, averaged over the views
+- "update regression": gradients of all parameters that moved, the mean of those at both models, averaged over the views
   that the public plan of training shows. An approximation: a client's steps were taken at other points, from views
   that it drew, and Adam scales each number of a gradient by itself.
-- "plain update regression": the same of gradients as they are, for updates with noise that is alike in all directions
-  and larger than what other images add, as that of DP-SGD.
 - "head regression": of a linear head, what steps add to the weights of one class is a sum of the images' features, with
   coefficients that may change from step to step; so is the sum of all steps, exactly under gradient descent without
   weight decay, with or without momentum, of images that are not augmented and whose features do not move, and by their
@@ -21,7 +19,7 @@ both sides (`whitened`). Three tests:
 
 Neither statistic needs a reference federation or other clients' updates."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -44,7 +42,9 @@ from fdgsec.runtime.random_streams import child
 RIDGE = 1e-3
 """Added to the diagonal of the matrix of inner products, as a share of its mean."""
 SHRUNK = 1e-2
-"""Added to the eigenvalues of a covariance before its root is inverted, as a share of their mean."""
+"""Added to the eigenvalues of a covariance, as a share of their mean."""
+NOISE = tuple(10 ** (exponent / 8) for exponent in range(-48, 49))
+"""Ratios of noise that is alike in all directions to what images add, on average, that are tried."""
 BLOCK = 64
 COLUMNS = 2**14
 """Numbers of each row that are multiplied in float64 at a time."""
@@ -65,13 +65,6 @@ class Step:
         before, after = self.before.state, self.after.state
         return frozenset(name for name in before.keys() & after.keys() if not torch.equal(before[name], after[name]))
 
-    def halfway(self) -> dict[str, Tensor]:
-        """The mean of both states; integers are those after."""
-        before, after = self.before.state, self.after.state
-        return {
-            name: (before[name] + value) / 2 if value.is_floating_point() else value for name, value in after.items()
-        }
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Candidates:
@@ -89,82 +82,112 @@ def regression_scores(step: Step, asked: Candidates, networks: Networks, rng: to
     """Score the images asked about by each test, larger means member: (N,) float64 by test.
 
     A test is left out where nothing moved that it reads. `networks` builds a model from its state."""
-    network = networks(step.halfway())
     changed = step.changed
-    renew_statistics(network, asked.others, changed)
+    both = [networks(model.state) for model in (step.before, step.after)]
+    for network in both:
+        renew_statistics(network, asked.others, changed)
     found = dict[str, Tensor]()
-    if parameters := parameters_named(network, changed):
-        found |= _update_scores(step, asked, network, parameters, rng)
+    if parameters_named(both[0], changed):
+        found["update regression"] = _update_scores(step, asked, both, rng)
     if "head.weight" in changed:
-        found["head regression"] = _head_scores(step, asked, network, rng)
+        found["head regression"] = _head_scores(step, asked, both, rng)
     return found
 
 
-def _update_scores(
-    step: Step, asked: Candidates, network: Classifier, parameters: Mapping[str, nn.Parameter], rng: torch.Generator
-) -> dict[str, Tensor]:
-    """The coefficient of each image's descent in the movement of `parameters`: of gradients whitened by layer, and of
-    gradients as they are."""
-    trained = list(parameters.values())
-    gradients = [
-        image_gradients(network, trained, images, plan=asked.plan, count=asked.count, rng=child(rng, place))
-        for place, images in enumerate((asked.images, asked.others))
-        if len(images)
-    ]
-    side = side_of(trained)
-    alike, plain = (torch.zeros(()), torch.zeros(())), (torch.zeros(()), torch.zeros(()))
-    for place, name in enumerate(parameters):
+def _update_scores(step: Step, asked: Candidates, both: Sequence[Classifier], rng: torch.Generator) -> Tensor:
+    """The coefficient of each image's descent, the mean of those at the models before and after, in what moved."""
+    trained = [parameters_named(network, step.changed) for network in both]
+    side = side_of(list(trained[0].values()))
+    gradients = list[list[Tensor]]()
+    for place, images in enumerate((asked.images, asked.others)):
+        if len(images):
+            before, after = (
+                image_gradients(
+                    network,
+                    list(parameters.values()),
+                    images,
+                    plan=asked.plan,
+                    count=asked.count,
+                    rng=child(rng, place),
+                )
+                for network, parameters in zip(both, trained, strict=True)
+            )
+            gradients.append([one.add_(other).div_(2) for one, other in zip(before, after, strict=True)])
+    products, wanted = torch.zeros(()), torch.zeros(())
+    for place, name in enumerate(trained[0]):
         descent = (step.before.state[name] - step.after.state[name]).unsqueeze(0).float()
         moved, rows = cut(as_matrices(descent), side)[0].cpu(), torch.cat([each[place] for each in gradients])
-        alike = _sums(alike, inner_products(*whitened(rows, moved)))
-        plain = _sums(plain, inner_products(rows.flatten(1), moved.flatten()))
-    return {
-        "update regression": coefficients(*alike)[: len(asked.images)],
-        "plain update regression": coefficients(*plain)[: len(asked.images)],
-    }
+        added = inner_products(*whitened(rows, moved))
+        products, wanted = products + added[0], wanted + added[1]
+    return coefficients(products, wanted)[: len(asked.images)]
 
 
 def whitened(matrices: Tensor, movement: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of a layer (n, out, inputs), and a movement (out, inputs) in the same coordinates, with what images
-    differ in made alike in all directions: (n, numbers) and (numbers,).
+    """Gradients of a layer (n, out, inputs), and a movement (out, inputs), in coordinates in which what the movement
+    does not owe to single images is noise of variance 1: (n, numbers) and (numbers,).
 
-    With deviations c_i from the mean, L = sum of c_i c_i', and R = sum of L^-1/2 c_i (L^-1/2 c_i)', L^-1/2 g R^-1/2 for
-    each matrix g: the covariance of matrices whose rows and columns are correlated separately. Of a vector each entry
-    is divided by its own deviation. Layers are brought to one scale. Zeros where images do not differ."""
+    With deviations c_i from the mean, L = sum of c_i c_i', and R = sum of (L^-1/2 c_i)' L^-1/2 c_i, the coordinates are
+    the eigenvectors of L and R, in which matrices whose rows and columns are correlated separately have variances that
+    are products of eigenvalues. Those of a vector are its own. What other images add is in proportion to these, and a
+    defense may have added noise that is alike in all directions: `noise_variances`. Zeros where images do not differ,
+    or nothing moved."""
     size = float((matrices - matrices.mean(0)).abs().max())
-    if not size > 0:  # NaN, too
+    if not size > 0 or not bool(movement.any()):  # NaN, too
         return matrices.flatten(1) * 0, movement.flatten() * 0
     scaled, moved = matrices / size, movement / size
-    mean = scaled.mean(0)
-    spread = scaled - mean
+    spread = scaled - scaled.mean(0)
     if len(movement) == 1:
-        variance = spread.square().mean(0)
-        weights = (variance + SHRUNK * variance.mean()).rsqrt()
-        spread, mean, moved = spread * weights, mean * weights, moved * weights
+        variances = _shrunk(spread.square().mean(0))
     else:
-        left = _inverse_root(torch.einsum("nai,nbi->ab", spread, spread))
-        spread, mean, moved = left @ spread, left @ mean, left @ moved
-        right = _inverse_root(torch.einsum("noa,nob->ab", spread, spread))
-        spread, mean, moved = spread @ right, mean @ right, moved @ right
-    deviation = spread.square().mean().sqrt()
-    return (spread + mean).flatten(1) / deviation, moved.flatten() / deviation
+        left_values, left = _directions(torch.einsum("nai,nbi->ab", spread, spread))
+        alike = left_values.rsqrt().unsqueeze(1) * (left.T @ spread)
+        right_values, right = _directions(torch.einsum("noa,nob->ab", alike, alike))
+        scaled, moved = left.T @ scaled @ right, left.T @ moved @ right
+        variances = left_values.outer(right_values)
+    mean = scaled.mean(0)
+    shared = (moved * mean).sum() / mean.square().sum().clamp_min(torch.finfo(mean.dtype).tiny)
+    weights = noise_variances(moved - shared * mean, variances).rsqrt()
+    return (scaled * weights).flatten(1), (moved * weights).flatten()
 
 
-def _inverse_root(covariance: Tensor) -> Tensor:
+def noise_variances(movement: Tensor, variances: Tensor) -> Tensor:
+    """The variances of the numbers of a `movement`, any shape: a `variances` + b, with a and b such that the movement
+    is most likely, if it is Gaussian with mean 0.
+
+    What images add varies as their gradients do, `variances`; b is noise alike in all directions, as that of DP-SGD.
+    Their ratio is one of NOISE, and the scale follows from it."""
+    squares, own = movement.to(torch.float64).square(), variances.to(torch.float64) / variances.mean()
+    shapes = (own + ratio for ratio in NOISE)
+    _, place = min((float((squares / one).mean().log() + one.log().mean()), place) for place, one in enumerate(shapes))
+    shape = own + NOISE[place]
+    scale = (squares / shape).mean()
+    return (shape * scale).clamp_min(torch.finfo(movement.dtype).tiny).to(movement)
+
+
+def _directions(covariance: Tensor) -> tuple[Tensor, Tensor]:
+    """The eigenvalues of a covariance, shrunk, and its eigenvectors as columns."""
     values, vectors = torch.linalg.eigh(covariance.to(torch.float64))
-    root: Tensor = (vectors * (values.clamp_min(0) + SHRUNK * values.mean()).rsqrt()) @ vectors.T
-    return root.to(covariance)
+    return _shrunk(values.clamp_min(0)).to(covariance), vectors.to(covariance)
 
 
-def _head_scores(step: Step, asked: Candidates, network: Classifier, rng: torch.Generator) -> Tensor:
+def _shrunk(variances: Tensor) -> Tensor:
+    return variances + SHRUNK * variances.mean()
+
+
+def _head_scores(step: Step, asked: Candidates, both: Sequence[Classifier], rng: torch.Generator) -> Tensor:
     """The coefficient of each image's features in the movement of its own class's weights, the bias among them."""
     weight, bias = (step.after.state[name] - step.before.state[name] for name in ("head.weight", "head.bias"))
-    features = torch.cat(
-        [
-            _features(network, images, asked, child(rng, "features", place))
-            for place, images in enumerate((asked.images, asked.others))
-        ]
-    )
+    moving = both if any(not name.startswith("head.") for name in step.changed) else both[:1]
+    shown = [
+        torch.cat(
+            [
+                _features(network, images, asked, child(rng, "features", place))
+                for place, images in enumerate((asked.images, asked.others))
+            ]
+        )
+        for network in moving
+    ]
+    features = torch.stack(shown).mean(0)
     rows = torch.cat([features, torch.ones(len(features), 1)], 1)
     found = coefficients(*inner_products(rows, torch.cat([weight, bias.unsqueeze(1)], 1).T.cpu()))
     return found.gather(1, torch.cat([asked.images.labels, asked.others.labels]).unsqueeze(1))[: len(asked.images), 0]
@@ -189,11 +212,6 @@ def inner_products(rows: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         products += exact @ exact.T
         wanted += exact @ aims.to(torch.float64)
     return products, wanted
-
-
-def _sums(ones: tuple[Tensor, Tensor], others: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """The sums of inner products with each other, and with targets, over two layers."""
-    return ones[0] + others[0], ones[1] + others[1]
 
 
 def coefficients(products: Tensor, wanted: Tensor) -> Tensor:

@@ -165,7 +165,9 @@ def test_rounds_are_those_in_which_the_victim_and_another_client_sent_a_model():
     assert round_models(view, "client:3") == []
 
 
-@pytest.mark.parametrize(("total", "most", "expected"), [(3, 5, [0, 1, 2]), (10, 5, [1, 3, 5, 7, 9]), (7, 2, [3, 6])])
+@pytest.mark.parametrize(
+    ("total", "most", "expected"), [(3, 5, [0, 1, 2]), (10, 5, [0, 2, 4, 6, 9]), (7, 2, [0, 6]), (7, 1, [6])]
+)
 def test_gradients_are_taken_in_rounds_that_are_spread_over_the_run(total: int, most: int, expected: Sequence[int]):
     state = some_state(0.0)
     rounds = [RoundModels(sent=state, own=state, others=(state,)) for _ in range(total)]
