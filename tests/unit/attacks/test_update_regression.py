@@ -134,13 +134,13 @@ def test_noise_that_is_alike_in_all_directions_is_found_in_the_movement():
 @pytest.mark.parametrize("ratio", [1e-3, 1.0, 1e3])
 def test_the_likeliest_noise_is_found(ratio: float):
     rng = stream(0, "attack")
-    variances = torch.randn(200, 300, generator=rng).exp()
+    variances = (2 * torch.randn(200, 300, generator=rng)).exp()
     variances /= variances.mean()
     movement = 3 * (variances + ratio).sqrt() * torch.randn(200, 300, generator=rng)
 
     found = noise_variances(movement, variances)
 
-    assert torch.allclose(found, 9 * (variances + ratio), rtol=0.2)
+    assert float((found / (9 * (variances + ratio))).log().abs().mean()) < 0.05
 
 
 def test_a_movement_is_whitened_as_a_gradient_is():
