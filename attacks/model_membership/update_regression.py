@@ -20,10 +20,11 @@ noise that is alike in all directions. How much of either there is the movement 
 Neither statistic needs a reference federation or other clients' updates."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fdgsec.attacks.model_membership.image_gradients import (
     as_matrices,
@@ -49,6 +50,9 @@ BLOCK = 64
 COLUMNS = 2**14
 """Numbers of each row that are multiplied in float64 at a time."""
 
+HEAD = "head."
+"""How the names of the head's parameters begin."""
+
 Networks = Callable[[Mapping[str, Tensor]], Classifier]
 
 
@@ -70,12 +74,36 @@ class Step:
 class Candidates:
     """Whom a step is asked about: labeled `images`, beside `others`, which show how gradients of such images differ.
 
-    Training shows their images under `plan`, of which `count` draws are taken."""
+    Training shows their images under `plan`, of which `count` draws are taken. `known` remembers the features of the
+    body that computed them last, where the plan draws nothing: those of a frozen body are the same in every round."""
 
     images: DomainDataset
     others: DomainDataset
     plan: TrainingPlan
     count: int
+    known: list[tuple[Mapping[str, Tensor], Tensor]] = field(default_factory=list)
+
+    @property
+    def labels(self) -> Tensor:
+        """Those of the images, then of the others."""
+        return torch.cat([self.images.labels, self.others.labels])
+
+    @torch.no_grad()
+    def features(self, network: Classifier, rng: torch.Generator) -> Tensor:
+        """The input of the head for each view of the images, then of the others: (views, N, features) on the CPU."""
+        body = {name: value for name, value in network.state_dict().items() if not name.startswith(HEAD)}
+        for state, found in self.known:
+            if state.keys() == body.keys() and all(torch.equal(state[name], value) for name, value in body.items()):
+                return found
+        device, blocks = next(network.parameters()).device, list[Tensor]()
+        for images in (self.images, self.others):
+            for rows in torch.arange(len(images)).split(BLOCK):
+                shown = views(images.subset(rows), self.plan, self.count, child(rng, len(blocks)))
+                blocks.append(torch.stack([network.features(view.to(device)).float().cpu() for view in shown]))
+        found = torch.cat(blocks, 1)
+        if self.plan.crop is None and not self.plan.translate:
+            self.known[:] = [({name: value.clone() for name, value in body.items()}, found)]
+        return found
 
 
 def regression_scores(step: Step, asked: Candidates, networks: Networks, rng: torch.Generator) -> dict[str, Tensor]:
@@ -96,30 +124,47 @@ def regression_scores(step: Step, asked: Candidates, networks: Networks, rng: to
 
 def _update_scores(step: Step, asked: Candidates, both: Sequence[Classifier], rng: torch.Generator) -> Tensor:
     """The coefficient of each image's descent, the mean of those at the models before and after, in what moved."""
-    trained = [parameters_named(network, step.changed) for network in both]
-    side = side_of(list(trained[0].values()))
-    gradients = list[list[Tensor]]()
-    for place, images in enumerate((asked.images, asked.others)):
-        if len(images):
-            before, after = (
-                image_gradients(
-                    network,
-                    list(parameters.values()),
-                    images,
-                    plan=asked.plan,
-                    count=asked.count,
-                    rng=child(rng, place),
-                )
-                for network, parameters in zip(both, trained, strict=True)
-            )
-            gradients.append([one.add_(other).div_(2) for one, other in zip(before, after, strict=True)])
-    products, wanted = torch.zeros(()), torch.zeros(())
-    for place, name in enumerate(trained[0]):
+    parameters = parameters_named(both[0], step.changed)
+    side, products, wanted = side_of(list(parameters.values())), torch.zeros(()), torch.zeros(())
+    gradients = _mean_gradients(both, asked, list(parameters), rng)
+    for name, rows in zip(parameters, gradients, strict=True):
         descent = (step.before.state[name] - step.after.state[name]).unsqueeze(0).float()
-        moved, rows = cut(as_matrices(descent), side)[0].cpu(), torch.cat([each[place] for each in gradients])
-        added = inner_products(*whitened(rows, moved))
+        added = inner_products(*whitened(rows, cut(as_matrices(descent), side)[0].cpu()))
         products, wanted = products + added[0], wanted + added[1]
     return coefficients(products, wanted)[: len(asked.images)]
+
+
+def _mean_gradients(
+    both: Sequence[Classifier], asked: Candidates, names: Sequence[str], rng: torch.Generator
+) -> list[Tensor]:
+    """Gradients of the images, then of the others, in each of the parameters `names`: (N, out, inputs), the mean of
+    those at both models."""
+    if all(name.startswith(HEAD) for name in names):
+        shown = asked.features(both[0], child(rng, "features"))
+        found = [_head_gradients(network, shown, asked.labels, names) for network in both]
+    else:
+        found = [_all_gradients(network, asked, names, rng) for network in both]
+    return [before.add_(after).div_(2) for before, after in zip(*found, strict=True)]
+
+
+def _all_gradients(network: Classifier, asked: Candidates, names: Sequence[str], rng: torch.Generator) -> list[Tensor]:
+    trained = list(parameters_named(network, names).values())
+    found = [
+        image_gradients(network, trained, images, plan=asked.plan, count=asked.count, rng=child(rng, place))
+        for place, images in enumerate((asked.images, asked.others))
+        if len(images)
+    ]
+    return [torch.cat(parts) for parts in zip(*found, strict=True)]
+
+
+@torch.no_grad()
+def _head_gradients(network: Classifier, shown: Tensor, labels: Tensor, names: Sequence[str]) -> list[Tensor]:
+    """Those of the head alone, from its inputs (views, N, features)."""
+    known = (network.head.weight.float().cpu(), network.head.bias.float().cpu())
+    wrong = functional.linear(shown, *known).softmax(-1) - functional.one_hot(labels, len(known[1]))
+    weight, bias = torch.einsum("vno,vnf->nof", wrong, shown) / len(shown), wrong.mean(0).unsqueeze(1)
+    side = side_of(list(parameters_named(network, names).values()))
+    return [cut(bias if name == f"{HEAD}bias" else weight, side) for name in names]
 
 
 def whitened(matrices: Tensor, movement: Tensor) -> tuple[Tensor, Tensor]:
@@ -177,30 +222,10 @@ def _shrunk(variances: Tensor) -> Tensor:
 def _head_scores(step: Step, asked: Candidates, both: Sequence[Classifier], rng: torch.Generator) -> Tensor:
     """The coefficient of each image's features in the movement of its own class's weights, the bias among them."""
     weight, bias = (step.after.state[name] - step.before.state[name] for name in ("head.weight", "head.bias"))
-    moving = both if any(not name.startswith("head.") for name in step.changed) else both[:1]
-    shown = [
-        torch.cat(
-            [
-                _features(network, images, asked, child(rng, "features", place))
-                for place, images in enumerate((asked.images, asked.others))
-            ]
-        )
-        for network in moving
-    ]
-    features = torch.stack(shown).mean(0)
+    features = torch.stack([asked.features(network, child(rng, "features")).mean(0) for network in both]).mean(0)
     rows = torch.cat([features, torch.ones(len(features), 1)], 1)
     found = coefficients(*inner_products(rows, torch.cat([weight, bias.unsqueeze(1)], 1).T.cpu()))
-    return found.gather(1, torch.cat([asked.images.labels, asked.others.labels]).unsqueeze(1))[: len(asked.images), 0]
-
-
-@torch.no_grad()
-def _features(network: Classifier, images: DomainDataset, asked: Candidates, rng: torch.Generator) -> Tensor:
-    """The input of the head for each image, (N, features), averaged over its views."""
-    device, found = next(network.parameters()).device, []
-    for place, rows in enumerate(torch.arange(len(images)).split(BLOCK)):
-        shown = views(images.subset(rows), asked.plan, asked.count, child(rng, place))
-        found.append(torch.stack([network.features(view.to(device)).float().cpu() for view in shown]).mean(0))
-    return torch.cat(found)
+    return found.gather(1, asked.labels.unsqueeze(1))[: len(asked.images), 0]
 
 
 def inner_products(rows: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

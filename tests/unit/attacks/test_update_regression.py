@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fdgsec.attacks.model_membership import image_gradients as gradients_module
+from fdgsec.attacks.model_membership import update_regression as regression_module
 from fdgsec.attacks.model_membership.attack import ModelMembership
 from fdgsec.attacks.model_membership.control import Interpolators
 from fdgsec.attacks.model_membership.image_gradients import (
@@ -261,6 +263,44 @@ def test_a_head_that_was_trained_gives_its_images_away():
 
 def range_of(first: int, last: int = 250) -> Tensor:
     return torch.arange(first, last)
+
+
+@pytest.mark.parametrize(("plan", "passes"), [(AS_THEY_ARE, 1), (AUGMENTED, 12)])
+def test_a_head_alone_is_read_from_features_that_are_computed_once(
+    plan: TrainingPlan, passes: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Once for two rounds where images are not augmented. Else, in each round, once for the head's gradients and once
+    for the features under either model, each time a view and its mirror image."""
+    images = swatches(per_domain=20).of_domain(0)
+    asked = replace(asked_of(images.subset(range_of(0, 10)), images.subset(range_of(10, 20)), plan), count=1)
+    heads = [{name: a_state(seed).state[name] for name in ("head.weight", "head.bias")} for seed in range(3)]
+    states = [ModelState(state={**a_state(0).state, **head}) for head in heads]
+    features, shown = Classifier.features, list[int]()
+
+    def counted(network: Classifier, images: Tensor) -> Tensor:
+        shown.append(len(images))
+        return features(network, images)
+
+    def scores() -> list[dict[str, Tensor]]:
+        return [
+            regression_scores(
+                Step(before=before, after=after), replace(asked, known=[]) if slow else asked,
+                lambda state: network_of(ModelState(state=state)), stream(0, "attack"),
+            )
+            for before, after in pairwise(states)
+        ]  # fmt: skip
+
+    slow = False
+    monkeypatch.setattr(Classifier, "features", counted)
+    found = scores()
+    assert sum(shown) == passes * 20
+
+    slow = True
+    monkeypatch.setattr(regression_module, "HEAD", "the name of no parameter")
+    for one, alike in zip(found, scores(), strict=True):
+        assert torch.equal(one["head regression"], alike["head regression"])
+        if plan is AS_THEY_ARE:  # other views are drawn otherwise
+            assert torch.allclose(one["update regression"], alike["update regression"], rtol=1e-3)
 
 
 @pytest.mark.medium
