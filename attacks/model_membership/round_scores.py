@@ -137,11 +137,20 @@ def against_other_clients(own: Tensor, others: Tensor) -> Tensor:
 def update_alignments(sent: Classifier, updates: Sequence[Classifier], images: DomainDataset) -> Tensor:
     """The cosine of each image's direction of descent at the model `sent` with each update, (updates, N) float64.
 
-    Over all trained parameters; an update is the returned model less the sent one. All models are in evaluation mode,
-    so that an image's gradient depends on no other image. A zero gradient or update has cosine 0."""
-    named = {name: value for name, value in sent.named_parameters() if value.requires_grad}
+    Over all parameters that some update moved; an update is the returned model less the sent one. All models are in
+    evaluation mode, so that an image's gradient depends on no other image. A zero gradient or update has cosine 0."""
+    returned = [dict(update.named_parameters()) for update in updates]
+    named = {
+        name: value
+        for name, value in sent.named_parameters()
+        if any(not torch.equal(one[name], value) for one in returned)
+    }
+    if not named:
+        return torch.zeros(len(updates), len(images), dtype=torch.float64)
+    for name, value in sent.named_parameters():
+        value.requires_grad_(name in named)
     parameters, device = list(named.values()), next(iter(named.values())).device
-    moved = torch.stack([_difference(dict(update.named_parameters()), named) for update in updates])
+    moved = torch.stack([_difference(one, named) for one in returned])
     moved = functional.normalize(moved, dim=1)
     sent.eval()
     found = []

@@ -19,7 +19,7 @@ from fdgsec.attacks.model_membership.round_scores import (
     update_alignments,
 )
 from fdgsec.attacks.statistics.noise_image_classifiers import linear_classifier, noise_images
-from fdgsec.data.domains import DomainDataset
+from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.data.swatches import swatches
 from fdgsec.experiments.setup.run_federation import observe
 from fdgsec.federation.artifacts import ModelState
@@ -139,6 +139,21 @@ def test_an_update_without_any_change_is_aligned_with_nothing():
     model = linear_classifier(some_state(0.0).state)
 
     assert update_alignments(model, [model], images).tolist() == [[0.0, 0.0]]
+
+
+def test_gradients_of_what_no_update_moved_do_not_count():
+    images = swatches(per_domain=3).of_domain(0)
+    sent, moved = (build_classifier("tiny", 4, norm="group", rng=stream(0, "world")) for _ in range(2))
+    with torch.no_grad():
+        moved.head.weight += 1
+
+    found = update_alignments(sent, [moved], images)
+
+    for place, (image, label) in enumerate(zip(images.pixels().split(1), images.labels.split(1), strict=True)):
+        loss = torch.nn.functional.cross_entropy(moved.eval()(as_float(image)), label)  # equal, but for a shift of all
+        (slope,) = torch.autograd.grad(loss, [moved.head.weight])
+        expected = -float(slope.sum() / (slope.norm() * slope.numel() ** 0.5))
+        assert float(found[0, place]) == pytest.approx(expected, abs=1e-5)
 
 
 def test_rounds_are_those_in_which_the_victim_and_another_client_sent_a_model():
