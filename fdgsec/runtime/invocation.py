@@ -18,6 +18,16 @@ def invoked_with(arguments: Sequence[str]) -> Iterator[None]:
         _arguments.reset(token)
 
 
+def current_arguments() -> tuple[str, ...] | None:
+    """The arguments of the command that is being run; None where fdgsec is called from Python."""
+    return _arguments.get()
+
+
+def continue_with(arguments: tuple[str, ...] | None) -> None:
+    """In a process that works for another one: what runs here from now on is that one's command."""
+    _arguments.set(arguments)
+
+
 def command_line() -> str:
     """The command as a person would type it: `fdgsec attack --dataset shapes`."""
     arguments = _arguments.get()

@@ -11,6 +11,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, TypeVar
 
 from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.invocation import continue_with, current_arguments
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -86,7 +87,8 @@ def computed(
     threads, context = max(1, torch.get_num_threads() // workers), get_context("spawn")
     watched, held = context.Pipe(duplex=False)
     count = min(workers, max(len(tasks), 1))
-    pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin, initargs=(threads, watched))
+    given = (threads, watched, current_arguments())
+    pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin, initargs=given)
     failure: BaseException | None = None
     waiting = iter(tasks)
     try:  # no more is submitted than is begun: a process would take what waits for it, whatever has failed since
@@ -152,13 +154,15 @@ def portable(error: Error, otherwise: Callable[[str], Otherwise]) -> Error | Oth
     return otherwise(f"{type(error).__name__}: {error}")
 
 
-def _begin(threads: int, watched: "Connection") -> None:
-    """Prepare a worker, which ends as soon as the process that holds the other end of `watched` closes it or ends."""
+def _begin(threads: int, watched: "Connection", arguments: tuple[str, ...] | None) -> None:
+    """Prepare a worker of the command with these arguments, which ends as soon as the process that holds the other end
+    of `watched` closes it or ends."""
     import torch
 
     threading.Thread(target=end_with, args=(watched,), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the process that began it decides
     keep_freed_memory()
+    continue_with(arguments)
     torch.set_num_threads(threads)
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.invocation import command_line, invoked_with
 from fdgsec.runtime.worker_processes import computed
 from tests.support.remaining import remaining, worded
 
@@ -53,6 +54,19 @@ def test_workers_are_other_processes_that_share_out_the_threads(monkeypatch: pyt
     found = [result for _, result in computed(where, list(range(4)), workers=2)]
     assert os.getpid() not in {pid for pid, _ in found}
     assert {threads for _, threads in found} == {1}
+
+
+def command_of(number: int) -> str:
+    return command_line()
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_know_the_command_that_they_work_for(workers: int) -> None:
+    with invoked_with(["bench", "--workers", str(workers)]):
+        found = {command for _, command in computed(command_of, [1, 2], workers=workers)}
+    assert found == {f"fdgsec bench --workers {workers}"}
+    assert {command for _, command in computed(command_of, [1], workers=workers)} == {""}
 
 
 @pytest.mark.slow
@@ -126,6 +140,7 @@ import signal, sys
 from functools import partial
 from pathlib import Path
 from tests.unit.runtime.test_processes import begun
+from fdgsec.runtime.invocation import command_line, invoked_with
 from fdgsec.runtime.worker_processes import computed
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background inherits to ignore it
