@@ -5,7 +5,7 @@
     fdgsec bench --protocol cpu --dataset pacs --seeds 1 --set method.plan.learning_rate=3e-4 --workers 2 \
         --methods fedavg,fedavg-equal,fedprox,feddg-ga,mixstyle,ccst,stablefdg,fisc,fedalign,fedccrl,centralized \
         --out benchmarks/results/cpu-one-rate
-    fdgsec bench --ablation cpu-dp-head --dataset pacs --seeds 3 --workers 2 --out benchmarks/results/cpu-dp-head
+    fdgsec bench --ablation cpu-dp-head --dataset pacs --seeds 5 --workers 2 --out benchmarks/results/cpu-dp-head
     python -m benchmarks.cpu_tables
 
 The commands of `bench` go on where they stopped. Of an arm only seeds count that have every domain that it has at all,
