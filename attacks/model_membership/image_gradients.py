@@ -1,7 +1,9 @@
 """Gradients of single images at a network, averaged over the views of an image that training shows."""
 
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from itertools import product
 
 import torch
 from torch import Tensor, nn
@@ -54,36 +56,42 @@ def views(images: DomainDataset, plan: TrainingPlan, count: int, rng: torch.Gene
 
 
 def image_gradients(
-    network: Classifier,
-    parameters: Sequence[nn.Parameter],
+    networks: Sequence[Classifier],
+    names: Sequence[str],
     images: DomainDataset,
     *,
     plan: TrainingPlan,
     count: int,
     rng: torch.Generator,
 ) -> list[Tensor]:
-    """The gradient of each labeled image's cross-entropy in each of `parameters`, averaged over its `views`: (N, out,
-    inputs) float32 on the CPU, `as_matrices` and `cut`.
+    """The gradient of each labeled image's cross-entropy in each of the parameters `names`, averaged over `networks` of
+    one architecture and over the image's `views`: (N, out, inputs) float32 on the CPU, `as_matrices` and `cut`.
 
-    The network is in evaluation mode, so that an image's gradient depends on no other image."""
-    device, size = parameters[0].device, sum(parameter.numel() for parameter in parameters)
-    side = side_of(parameters)
-    network.eval().requires_grad_(False)
-    for parameter in parameters:
-        parameter.requires_grad_(True)
-    found: list[list[Tensor]] = [[] for _ in parameters]
-    with RecordGradients(network, parameters) as gradients:
+    The networks are in evaluation mode, so that an image's gradient depends on no other image."""
+    trained = [list(parameters_named(network, names).values()) for network in networks]
+    device, size = trained[0][0].device, sum(parameter.numel() for parameter in trained[0])
+    side = side_of(trained[0])
+    for network, parameters in zip(networks, trained, strict=True):
+        network.eval().requires_grad_(False)
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+    found: list[list[Tensor]] = [[] for _ in names]
+    with ExitStack() as opened:
+        read = [
+            opened.enter_context(RecordGradients(network, parameters))
+            for network, parameters in zip(networks, trained, strict=True)
+        ]
         for place, rows in enumerate(torch.arange(len(images)).split(min(BLOCK, max(1, NUMBERS // size)))):
             block = images.subset(rows)
             labels = block.labels.to(device)
             shown = list(views(block, plan, count, child(rng, place)))
-            total = [torch.zeros(()) for _ in parameters]
-            for view in shown:
+            total = [torch.zeros(()) for _ in names]
+            for (network, gradients), view in product(zip(networks, read, strict=True), shown):
                 losses = functional.cross_entropy(network(view.to(device)).float(), labels, reduction="none")
                 parts = [cut(as_matrices(part), side).cpu() for part in gradients.of(losses)]
                 total = [one + part for one, part in zip(total, parts, strict=True)]
             for own, one in zip(found, total, strict=True):
-                own.append(one / len(shown))
+                own.append(one / (len(networks) * len(shown)))
     return [torch.cat(own) for own in found]
 
 

@@ -142,15 +142,9 @@ def _mean_gradients(
     if all(name.startswith(HEAD) for name in names):
         shown = asked.features(both[0], child(rng, "features"))
         found = [_head_gradients(network, shown, asked.labels, names) for network in both]
-    else:
-        found = [_all_gradients(network, asked, names, rng) for network in both]
-    return [before.add_(after).div_(2) for before, after in zip(*found, strict=True)]
-
-
-def _all_gradients(network: Classifier, asked: Candidates, names: Sequence[str], rng: torch.Generator) -> list[Tensor]:
-    trained = list(parameters_named(network, names).values())
+        return [torch.stack(parts).mean(0) for parts in zip(*found, strict=True)]
     found = [
-        image_gradients(network, trained, images, plan=asked.plan, count=asked.count, rng=child(rng, place))
+        image_gradients(both, names, images, plan=asked.plan, count=asked.count, rng=child(rng, place))
         for place, images in enumerate((asked.images, asked.others))
         if len(images)
     ]

@@ -166,9 +166,10 @@ def test_gradients_of_images_are_those_of_each_image_alone(norm: Norm):
     images = swatches(per_domain=10).of_domain(0)
     network = network_of(a_state(0, norm), norm)
     names = [name for name, _ in network.named_parameters()]
-    parameters = list(parameters_named(network, names).values())
+    known = parameters_named(network, names)
+    parameters = list(known.values())
 
-    found = image_gradients(network, parameters, images, plan=AS_THEY_ARE, count=3, rng=stream(0, "attack"))
+    found = image_gradients([network], list(known), images, plan=AS_THEY_ARE, count=3, rng=stream(0, "attack"))
 
     for place, (image, label) in enumerate(zip(images.pixels().split(1), images.labels.split(1), strict=True)):
         alone = torch.autograd.grad(functional.cross_entropy(network(as_float(image)), label), parameters)
@@ -183,7 +184,7 @@ def test_gradients_of_augmented_images_are_means_over_views_and_their_mirror_ima
     network, rng = network_of(a_state(0)), stream(0, "attack")
     parameters = list(parameters_named(network, ["head.weight"]).values())
 
-    (found,) = image_gradients(network, parameters, images, plan=AUGMENTED, count=3, rng=rng)
+    (found,) = image_gradients([network], ["head.weight"], images, plan=AUGMENTED, count=3, rng=rng)
 
     shown = list(views(images, AUGMENTED, 3, gradients_module.child(rng, 0)))
     rows = []
@@ -192,6 +193,20 @@ def test_gradients_of_augmented_images_are_means_over_views_and_their_mirror_ima
         rows.append(torch.stack([torch.autograd.grad(loss, parameters, retain_graph=True)[0] for loss in losses]))
     assert len(shown) == 6
     assert torch.allclose(found, torch.stack(rows).mean(0), atol=1e-6)
+
+
+def test_gradients_of_several_networks_are_averaged():
+    images = swatches(per_domain=5).of_domain(0)
+    networks = [network_of(a_state(seed)) for seed in range(2)]
+    names = list(parameters_named(networks[0], [name for name, _ in networks[0].named_parameters()]))
+
+    def gradients(*shown: Classifier) -> list[Tensor]:
+        return image_gradients(list(shown), names, images, plan=AUGMENTED, count=2, rng=stream(0, "attack"))
+
+    found = gradients(*networks)
+
+    for both, one, other in zip(found, gradients(networks[0]), gradients(networks[1]), strict=True):
+        assert torch.allclose(both, (one + other) / 2, atol=1e-6)
 
 
 def test_views_are_what_the_plan_may_show():
