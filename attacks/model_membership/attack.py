@@ -67,7 +67,8 @@ class ModelMembership:
     hence only the full profile uses them by default (None: 16 there); 0 leaves out what needs them. `largest` is
     the maximum number of training images of one reference client. Gradients of single images are compared with the
     updates of at most `gradient_rounds` rounds; for regression, where training augments images, they are means over
-    `views` random views, each also mirrored. `sets` are the sizes of sets of images that are asked about together."""
+    `views` random views, each also mirrored. `sets` are the sizes of sets of images that are asked about together.
+    `tests` may leave all but regression out, which reads no answers of models and needs no reference federation."""
 
     name: ClassVar[str] = "model-membership"
     reads: ClassVar[frozenset[str]] = frozenset({"ModelState"})
@@ -80,18 +81,22 @@ class ModelMembership:
     gradient_rounds: int = 5
     views: int = 2
     sets: tuple[int, ...] = (10, 40)
+    tests: Literal["all", "regression"] = "all"
 
     def __post_init__(self) -> None:
+        if self.tests not in ("all", "regression"):
+            raise UsageError(f"model-membership has tests all, regression; got {self.tests}.")
         check_sizes(references=self.references or None, candidates=self.candidates, largest=self.largest)
         check_at_least(1, {"gradient_rounds": self.gradient_rounds, "views": self.views})
         check_at_least(2, {"sets": self.sets})
 
     def plan(self, facts: TargetFacts) -> Sequence[Question]:
         """Ask about the trained run. Raises CannotRunError in the quick profile without `references`."""
-        if self.references is None and facts.profile == "quick":
+        if self.tests == "all" and self.references is None and facts.profile == "quick":
             raise CannotRunError(
                 f"it runs in the full profile only: it trains {FULL} reference federations; or set "
-                "attacks.model-membership.references, to 0 for the tests that need none"
+                "attacks.model-membership.references, to 0 for the tests that need none, or "
+                "attacks.model-membership.tests=regression"
             )
         facts.check_images()
         return [Question(kind="trained", count=self.candidates)]
@@ -99,7 +104,9 @@ class ModelMembership:
     def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Score every candidate of every client by every test, for every model that was seen."""
         seen = {number: seen_models(cases[number]) for number in _trained_cases(cases)}
-        return self._score(seen, cases, knowledge, rng, models=FULL if self.references is None else self.references)
+        return self._score(
+            seen, cases, knowledge, rng, models=self._models(FULL if self.references is None else self.references)
+        )
 
     def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Answer with the models of a federation that trained on auxiliary images alone in place of those that were
@@ -113,8 +120,11 @@ class ModelMembership:
         rounds = max(rounds_of(cases[number].views[0]) for number in asked)
         other = auxiliary_run(pools, knowledge, most=self.largest, rounds=rounds, rng=child(rng, "other"))
         seen = {number: seen_of_other_run(cases[number], other, number) for number in asked}
-        models = 0 if self.references == 0 else CONTROLS
+        models = self._models(0 if self.references == 0 else CONTROLS)
         return self._score(seen, cases, knowledge, rng, models=models, pools=pools)
+
+    def _models(self, references: int) -> int:
+        return references if self.tests == "all" else 0
 
     def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
         """Linear classifiers that interpolate random labels of noise images
@@ -131,10 +141,10 @@ class ModelMembership:
             if not seen.models:
                 reason = f"no model that {victim} has trained was seen; a longer run, or another adversary"
                 rows += unavailable(["auc"], where, reason)
-            elif "client" in seen.models and not seen.rounds:
+            elif "client" in seen.models and not seen.rounds and self.tests == "all":
                 reason = f"no update of another client was seen beside {victim}'s"
                 rows += unavailable(["auc"], {**where, "test": "fedmia loss", "model": "client"}, reason)
-            if self.references == 0:
+            if self._models(1 if self.references is None else self.references) == 0:
                 rows += unavailable(["auc"], {**where, "test": "lira"}, "no reference federations were trained")
             rows += self._missing_sets(cases[number])
         return list({tuple(row.slice.items()): row for row in rows}.values())
@@ -168,7 +178,7 @@ class ModelMembership:
         )
         panels = _reference_outputs(pools, seen, runs, knowledge) if models else {}
         answers: list[Membership | SetMembership] = []
-        for pool in pools:
+        for pool in pools if self.tests == "all" else ():
             for number, places in pool.places.items():
                 for owner, states in seen[number].models.items():
                     outputs = [_query(state, pool, knowledge) for state in states]
@@ -181,7 +191,8 @@ class ModelMembership:
                     answers += self._answers(number, {"model": owner, "references": models}, _stacked(found))
                     answers += _label_only_answers(number, cases[number], owner, states, knowledge)
         for number in asked:
-            answers += self._round_answers(number, cases[number], seen[number].rounds, knowledge)
+            if self.tests == "all":
+                answers += self._round_answers(number, cases[number], seen[number].rounds, knowledge)
             for owner, steps in seen[number].steps.items():
                 drawn = child(rng, "steps", number, owner)
                 answers += self._step_answers(number, cases[number], owner, steps, knowledge, drawn)

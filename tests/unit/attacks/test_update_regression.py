@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fdgsec.attacks.model_membership import attack as attack_module
 from fdgsec.attacks.model_membership import image_gradients as gradients_module
 from fdgsec.attacks.model_membership import update_regression as regression_module
 from fdgsec.attacks.model_membership.attack import ModelMembership
@@ -46,8 +47,11 @@ from fdgsec.methods.fedavg import FedAvg
 from fdgsec.metrics.roc import auc
 from fdgsec.nn.networks.classifiers import Classifier, Norm, Normalization, build_classifier
 from fdgsec.nn.training.training_plan import TrainingPlan
+from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.adversary import View
+from fdgsec.threats.answers import Membership
+from fdgsec.threats.attack import Answers, TargetFacts
 from tests.unit.attacks.test_model_membership_rounds import BLANK
 
 AUGMENTED = TrainingPlan(crop=(0.8, 1.0), flip=0.5)
@@ -433,6 +437,33 @@ def test_without_references_the_tests_that_need_none_are_left():
         row.slice.get("test") == "lira" and row.unavailable == "no reference federations were trained"
         for row in attack.missing(control.cases, control.knowledge)
     )
+
+
+def test_regression_alone_asks_no_model_for_answers(monkeypatch: pytest.MonkeyPatch):
+    control = ModelMembership().positive_control(BLANK, stream(0, "attack"))
+    attack, both = (ModelMembership(references=0, candidates=24, tests=tests) for tests in ("regression", "all"))
+    quick = TargetFacts(artifact_kinds=attack.reads, clients=3, images_per_client=700, classes=7, profile="quick")
+
+    def of_regression(answers: Answers) -> dict[str, Tensor]:
+        return {
+            f"{answer.case} {answer.slice}": answer.scores
+            for answer in answers
+            if isinstance(answer, Membership) and "regression" in str(answer.slice["test"])
+        }
+
+    expected = of_regression(both.run(control.cases, control.knowledge, stream(0, "attack")))
+    monkeypatch.setattr(attack_module, "_query", None)
+    monkeypatch.setattr(attack_module, "label_only_scores", None)
+    monkeypatch.setattr(attack_module, "score_rounds", None)
+    answers = attack.run(control.cases, control.knowledge, stream(0, "attack"))
+
+    assert {str(answer.slice["test"]) for answer in answers} == {"update regression", "head regression"}
+    assert expected
+    assert of_regression(answers).keys() == expected.keys()
+    assert all(torch.equal(scores, expected[key]) for key, scores in of_regression(answers).items())
+    assert [question.kind for question in ModelMembership(tests="regression").plan(quick)] == ["trained"]
+    with pytest.raises(UsageError, match="has tests all, regression; got some"):
+        ModelMembership(tests="some")  # type: ignore[arg-type]
 
 
 def areas_of_trained_clients(plan: TrainingPlan, norm: Norm, *, rounds: int) -> dict[str, float]:
