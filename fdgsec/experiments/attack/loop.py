@@ -158,7 +158,7 @@ def reason_to_skip(attack: Attack, target: str, kinds: frozenset[str], adversary
     if not attack.reads & kinds:
         wanted = " or ".join(kind_in_words(kind) for kind in sorted(attack.reads))
         beside = (
-            f" but the one that is trained, which `--target {MODELS}` asks about"
+            f" but the one that is trained; `--target {MODELS} --run FOLDER` asks about that of a finished training run"
             if "ModelState" in attack.reads
             else ""
         )
