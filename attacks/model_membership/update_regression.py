@@ -128,10 +128,19 @@ def _update_scores(step: Step, asked: Candidates, both: Sequence[Classifier], rn
     side, products, wanted = side_of(list(parameters.values())), torch.zeros(()), torch.zeros(())
     gradients = _mean_gradients(both, asked, list(parameters), rng)
     for name, rows in zip(parameters, gradients, strict=True):
-        descent = (step.before.state[name] - step.after.state[name]).unsqueeze(0).float()
-        added = inner_products(*whitened(rows, cut(as_matrices(descent), side)[0].cpu()))
+        before = step.before.state[name].float()
+        descent = before - step.after.state[name].float()
+        if asked.plan.weight_decay > 0 and descent.ndim > 1:
+            descent = descent - _decayed(descent, before)
+        added = inner_products(*whitened(rows, cut(as_matrices(descent.unsqueeze(0)), side)[0].cpu()))
         products, wanted = products + added[0], wanted + added[1]
     return coefficients(products, wanted)[: len(asked.images)]
+
+
+def _decayed(descent: Tensor, before: Tensor) -> Tensor:
+    """What weight decay may have taken off a layer's weights, of which it is a multiple: the projection on them."""
+    share: Tensor = (descent * before).sum() / before.square().sum().clamp_min(torch.finfo(before.dtype).tiny)
+    return share * before
 
 
 def _mean_gradients(

@@ -497,3 +497,28 @@ def test_one_epoch_of_every_client_is_enough():
     areas = areas_of_trained_clients(plan, "group", rounds=4)
 
     assert areas["update regression"] > 0.8, areas
+
+
+def test_weight_decay_hides_nobody():
+    """A hundred images of which half are asked about, at weights that decay by far more than one epoch moves them."""
+    images = noise_images(250, side=16, classes=4, rng=stream(0, "attack", "head"))
+    inputs = Normalization()(as_float(images.pixels())).flatten(1)
+    before = {
+        "head.weight": 0.02 * torch.randn(4, 768, generator=stream(0, "attack", "weights")), "head.bias": torch.zeros(4)
+    }  # fmt: skip
+    wrong = (inputs[:100] @ before["head.weight"].T).softmax(1) - functional.one_hot(images.labels[:100], 4)
+    weight = 0.7 * before["head.weight"] - 1e-5 * wrong.T @ inputs[:100]
+    step = Step(
+        before=ModelState(state=before),
+        after=ModelState(state={"head.weight": weight, "head.bias": -1e-5 * wrong.sum(0)}),
+    )
+    asked = images.subset(torch.cat([torch.arange(50), torch.arange(100, 150)]))
+
+    def area(plan: TrainingPlan) -> float:
+        found = regression_scores(
+            step, asked_of(asked, images.subset(range_of(150)), plan), linear_classifier, stream(0, "attack")
+        )["update regression"]
+        return auc(found[:50], found[50:])
+
+    assert area(replace(AS_THEY_ARE, weight_decay=5e-4)) > 0.95
+    assert area(AS_THEY_ARE) < 0.8  # an update of an unknown plan
