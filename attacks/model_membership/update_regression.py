@@ -46,6 +46,9 @@ SHRUNK = 1e-2
 """Added to the eigenvalues of a covariance, as a share of their mean."""
 NOISE = tuple(10 ** (exponent / 8) for exponent in range(-48, 49))
 """Ratios of noise that is alike in all directions to what images add, on average, that are tried."""
+LEAST = 32
+"""Parameters of fewer numbers are left out where others moved: too few to tell noise from what is to be found. Of two
+classes the bias moves along one direction only, in which its noise would seem to be none."""
 BLOCK = 64
 COLUMNS = 2**14
 """Numbers of each row that are multiplied in float64 at a time."""
@@ -124,7 +127,8 @@ def regression_scores(step: Step, asked: Candidates, networks: Networks, rng: to
 
 def _update_scores(step: Step, asked: Candidates, both: Sequence[Classifier], rng: torch.Generator) -> Tensor:
     """The coefficient of each image's descent, the mean of those at the models before and after, in what moved."""
-    parameters = parameters_named(both[0], step.changed)
+    moved = parameters_named(both[0], step.changed)
+    parameters = {name: one for name, one in moved.items() if one.numel() >= LEAST} or moved
     side, products, wanted = side_of(list(parameters.values())), torch.zeros(()), torch.zeros(())
     gradients = _mean_gradients(both, asked, list(parameters), rng)
     for name, rows in zip(parameters, gradients, strict=True):

@@ -499,26 +499,41 @@ def test_one_epoch_of_every_client_is_enough():
     assert areas["update regression"] > 0.8, areas
 
 
-def test_weight_decay_hides_nobody():
-    """A hundred images of which half are asked about, at weights that decay by far more than one epoch moves them."""
-    images = noise_images(250, side=16, classes=4, rng=stream(0, "attack", "head"))
+def update_of_a_hundred(
+    classes: int, weight: Tensor, *, kept: float = 1.0
+) -> tuple[Step, DomainDataset, DomainDataset]:
+    """A step on the first 100 of 250 noise images, from weights (classes, 768) of which a share is kept; 50 of the
+    images and as many others to be asked about, and a hundred more."""
+    images = noise_images(250, side=16, classes=classes, rng=stream(0, "attack", "head"))
     inputs = Normalization()(as_float(images.pixels())).flatten(1)
-    before = {
-        "head.weight": 0.02 * torch.randn(4, 768, generator=stream(0, "attack", "weights")), "head.bias": torch.zeros(4)
-    }  # fmt: skip
-    wrong = (inputs[:100] @ before["head.weight"].T).softmax(1) - functional.one_hot(images.labels[:100], 4)
-    weight = 0.7 * before["head.weight"] - 1e-5 * wrong.T @ inputs[:100]
+    wrong = (inputs[:100] @ weight.T).softmax(1) - functional.one_hot(images.labels[:100], classes)
     step = Step(
-        before=ModelState(state=before),
-        after=ModelState(state={"head.weight": weight, "head.bias": -1e-5 * wrong.sum(0)}),
+        before=ModelState(state={"head.weight": weight, "head.bias": torch.zeros(classes)}),
+        after=ModelState(
+            state={"head.weight": kept * weight - 1e-5 * wrong.T @ inputs[:100], "head.bias": -1e-5 * wrong.sum(0)}
+        ),
     )
-    asked = images.subset(torch.cat([torch.arange(50), torch.arange(100, 150)]))
+    return step, images.subset(torch.cat([torch.arange(50), torch.arange(100, 150)])), images.subset(range_of(150))
+
+
+def test_a_bias_of_two_classes_decides_nothing():
+    """Its gradients are all along one direction, and so is its movement: no noise is left in it to compare with."""
+    weight = 0.02 * torch.randn(2, 768, generator=stream(0, "attack", "weights"))
+    step, images, others = update_of_a_hundred(2, weight)
+
+    scores = regression_scores(step, asked_of(images, others), linear_classifier, stream(0, "attack"))
+
+    assert auc(scores["update regression"][:50], scores["update regression"][50:]) > 0.9
+
+
+def test_weight_decay_hides_nobody():
+    """Half of the members are asked about, at weights that decay by far more than one epoch moves them."""
+    weight = 0.02 * torch.randn(4, 768, generator=stream(0, "attack", "weights"))
+    step, images, others = update_of_a_hundred(4, weight, kept=0.7)
 
     def area(plan: TrainingPlan) -> float:
-        found = regression_scores(
-            step, asked_of(asked, images.subset(range_of(150)), plan), linear_classifier, stream(0, "attack")
-        )["update regression"]
-        return auc(found[:50], found[50:])
+        found = regression_scores(step, asked_of(images, others, plan), linear_classifier, stream(0, "attack"))
+        return auc(*found["update regression"].split(50))
 
     assert area(replace(AS_THEY_ARE, weight_decay=5e-4)) > 0.95
     assert area(AS_THEY_ARE) < 0.8  # an update of an unknown plan
