@@ -104,9 +104,7 @@ class ModelMembership:
     def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Score every candidate of every client by every test, for every model that was seen."""
         seen = {number: seen_models(cases[number]) for number in _trained_cases(cases)}
-        return self._score(
-            seen, cases, knowledge, rng, models=self._models(FULL if self.references is None else self.references)
-        )
+        return self._score(seen, cases, knowledge, rng, models=self._federations)
 
     def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Answer with the models of a federation that trained on auxiliary images alone in place of those that were
@@ -120,11 +118,15 @@ class ModelMembership:
         rounds = max(rounds_of(cases[number].views[0]) for number in asked)
         other = auxiliary_run(pools, knowledge, most=self.largest, rounds=rounds, rng=child(rng, "other"))
         seen = {number: seen_of_other_run(cases[number], other, number) for number in asked}
-        models = self._models(0 if self.references == 0 else CONTROLS)
+        models = min(CONTROLS, self._federations)
         return self._score(seen, cases, knowledge, rng, models=models, pools=pools)
 
-    def _models(self, references: int) -> int:
-        return references if self.tests == "all" else 0
+    @property
+    def _federations(self) -> int:
+        """The number of reference federations to train."""
+        if self.tests == "regression":
+            return 0
+        return FULL if self.references is None else self.references
 
     def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
         """Linear classifiers that interpolate random labels of noise images
@@ -144,7 +146,7 @@ class ModelMembership:
             elif "client" in seen.models and not seen.rounds and self.tests == "all":
                 reason = f"no update of another client was seen beside {victim}'s"
                 rows += unavailable(["auc"], {**where, "test": "fedmia loss", "model": "client"}, reason)
-            if self._models(1 if self.references is None else self.references) == 0:
+            if not self._federations:
                 rows += unavailable(["auc"], {**where, "test": "lira"}, "no reference federations were trained")
             rows += self._missing_sets(cases[number])
         return list({tuple(row.slice.items()): row for row in rows}.values())
