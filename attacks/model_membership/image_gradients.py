@@ -12,7 +12,7 @@ from torch.nn import functional
 from fdgsec.data.domains import DomainDataset
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import TrainingSet, batch_of
-from fdgsec.nn.training.per_sample_gradients import RULES, RecordGradients
+from fdgsec.nn.training.per_sample_gradients import RecordGradients, rules
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.random_streams import child, stream
 
@@ -33,7 +33,7 @@ def parameters_named(network: nn.Module, names: Collection[str]) -> dict[str, nn
     known = {
         parameter
         for module in network.modules()
-        if type(module) in RULES
+        if type(module) in rules()
         for parameter in module.parameters(recurse=False)
     }
     return {name: one for name, one in network.named_parameters() if name in names and one in known}

@@ -127,6 +127,19 @@ def test_neither_the_package_nor_its_command_line_loads_flower():
 
 
 @pytest.mark.medium
+def test_what_a_run_may_not_need_is_loaded_when_it_does():
+    """Every command and worker process pays for what is imported first: Opacus takes as long as half of torch."""
+    slow = ["lpips", "matplotlib", "opacus", "pandas", "sklearn", "torchmetrics", "torchvision"]
+    code = (
+        "import sys, fdgsec.experiments.flower.engine_choice; "
+        f"print(sorted({{name.partition('.')[0] for name in sys.modules}} & {set(slow)}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.medium
 def test_nothing_can_execute_code_on_load():
     forbidden = re.compile(r"\bimport pickle\b|\beval\(|\bexec\(|torch\.load\((?![^)]*weights_only=True)")
     offenders = [str(path) for path in SOURCES if forbidden.search(path.read_text().replace(".eval(", ""))]

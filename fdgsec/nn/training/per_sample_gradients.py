@@ -5,13 +5,14 @@ losses in all outputs, and a record's gradient of a layer follows from its own r
 https://arxiv.org/abs/1510.01799). The rules for single layers are Opacus's, except that of Conv2d: in Opacus 1.6.0 it
 reads channels_last maps as if they were contiguous, and builds the whole channel matrix of grouped convolutions.
 Opacus's hooks are not used either: they match the passes of a layer by the order in which they end, and also run for
-gradients that an objective computes itself."""
+gradients that an objective computes itself. Opacus is imported when the first rule is asked for: its import takes as
+long as half of torch's."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Self, cast
 
 import torch
-from opacus.grad_sample import GradSampleModule
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -53,10 +54,13 @@ def convolution(layer: nn.Module, inputs: list[Tensor], slopes: Tensor) -> dict[
     return found
 
 
-RULES: Mapping[type[nn.Module], Rule] = {
-    **cast("Mapping[type[nn.Module], Rule]", GradSampleModule.GRAD_SAMPLERS),
-    nn.Conv2d: convolution,
-}
+@cache
+def rules() -> Mapping[type[nn.Module], Rule]:
+    """Give the rule of each type of layer that has one."""
+    from opacus.grad_sample import GradSampleModule
+
+    theirs = cast("Mapping[type[nn.Module], Rule]", GradSampleModule.GRAD_SAMPLERS)
+    return {**theirs, nn.Conv2d: convolution}
 
 
 class RecordGradients:
@@ -74,7 +78,7 @@ class RecordGradients:
             if any(parameter in wanted for parameter in module.parameters(recurse=False))
         ]
         for name, module in self._layers:
-            if type(module) not in RULES:
+            if type(module) not in rules():
                 raise PrivateTrainingError(
                     f"{name or 'the network itself'} ({type(module).__name__}) holds parameters whose per-record "
                     "gradients are unknown; parameters may sit in convolutions, linear layers, embeddings and norms of "
@@ -116,7 +120,7 @@ class RecordGradients:
                     "must put each record through the network in its own row, one pass per view."
                 )
             with torch.no_grad():
-                for parameter, gradient in RULES[type(module)](module, [given], slope).items():
+                for parameter, gradient in rules()[type(module)](module, [given], slope).items():
                     found[parameter] = found[parameter] + gradient if parameter in found else gradient
         return [found[p] if p in found else p.new_zeros(len(losses), *p.shape) for p in self.parameters]
 
