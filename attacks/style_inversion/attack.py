@@ -40,7 +40,13 @@ from fdgsec.attacks.style_inversion.inverter_cache import (
 )
 from fdgsec.attacks.style_inversion.inverter_gan import AdversarialOptions
 from fdgsec.attacks.style_inversion.recognition import PICTURE, no_recognizer
-from fdgsec.attacks.style_inversion.reconstruction_answers import ReconstructedRows, generated, reconstruct_rows, suits
+from fdgsec.attacks.style_inversion.reconstruction_answers import (
+    ReconstructedRows,
+    ShrunkCandidates,
+    generated,
+    reconstruct_rows,
+    suits,
+)
 from fdgsec.attacks.style_inversion.retrieval import RetrievalOptions
 from fdgsec.attacks.style_inversion.style_rows import SINGLE_IMAGE_KINDS, Rows, populations
 from fdgsec.attacks.style_inversion.training_images import LEAST_IMAGES, Prior, colorless, prior_images
@@ -318,10 +324,11 @@ class StyleInversion:
 
     def _invert(self, rows: Rows, cases: Sequence[Case], inverter_cache: InverterCache, *, sets: bool) -> list[Answer]:
         """Answer one population with every prior."""
+        shrunk = ShrunkCandidates()
         return [
             answer
             for where, prior in self._priors_of(rows, inverter_cache)
-            for answer in self._with_prior(rows, cases, prior, inverter_cache, where, sets=sets)
+            for answer in self._with_prior(rows, cases, prior, inverter_cache, where, shrunk, sets=sets)
         ]
 
     def _priors_of(self, rows: Rows, inverter_cache: InverterCache) -> Iterator[tuple[Mapping[str, str | int], Prior]]:
@@ -336,7 +343,7 @@ class StyleInversion:
 
     def _with_prior(
         self, rows: Rows, cases: Sequence[Case], prior: Prior, inverter_cache: InverterCache,
-        where: Mapping[str, str | int], *, sets: bool,
+        where: Mapping[str, str | int], shrunk: ShrunkCandidates, *, sets: bool,
     ) -> list[Answer]:  # fmt: skip
         """Answer one population with one prior and every loss; smaller priors are not judged as sets."""
         answers: list[Answer] = []
@@ -351,7 +358,7 @@ class StyleInversion:
                 answers += drawn.reconstructions({**where, "loss": loss})
                 answers += _recognized(drawn, prior, inverter_cache, loss, where, compare=number == 0, exchanged=sets)
             elif number == 0:
-                answers += drawn.memberships(cases, {**where, "loss": loss})
+                answers += drawn.memberships(cases, {**where, "loss": loss}, shrunk)
             if sets and "auxiliary" not in where:
                 answers += _sets(drawn, loss, where, exchanged=number == 0)
         return answers

@@ -1,7 +1,7 @@
 """Answers of style inversion: reconstructions with their controls, image sets, and membership scores."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -53,7 +53,7 @@ class ReconstructedRows:
             for of, values in found.items()
         ]
 
-    def memberships(self, cases: Sequence[Case], where: Where) -> list[Membership]:
+    def memberships(self, cases: Sequence[Case], where: Where, shrunk: "ShrunkCandidates") -> list[Membership]:
         """Score each candidate of a pooled row by its projection on the reconstruction's direction, from the mean image
         B0.
 
@@ -62,7 +62,7 @@ class ReconstructedRows:
         mean, side = self.controls["B0"][0], int(self.images.shape[-1])
         asked = [(case, part, cases[case].candidates) for case, part in parts(self.rows)]
         known = [(case, part, candidates) for case, part, candidates in asked if candidates is not None]
-        pictures = _shrunk([candidates for _, _, candidates in known], side)
+        pictures = shrunk.of([candidates for _, _, candidates in known], side)
         answers = []
         for (case, part, _), shown in zip(known, pictures, strict=True):
             toward = (self.images[part][0] - mean).flatten()
@@ -72,19 +72,25 @@ class ReconstructedRows:
         return answers
 
 
-def _shrunk(sets: Sequence[DomainDataset], side: int) -> "list[Callable[[], Tensor]]":
-    """What gives each set's images at `side` px; an image that is in several sets is shrunk once."""
-    stores = {id(images.store): images.store for images in sets}
-    kept: dict[int, tuple[Tensor, Tensor]] = {}
-    for name, store in stores.items():
-        rows = torch.cat([images.rows for images in sets if id(images.store) == name]).unique()
-        kept[name] = rows, torch.cat([downsample(store[part], (side, side)) for part in rows.split(256)])
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ShrunkCandidates:
+    """A population's candidates at the size of reconstructions: every prior asks about the same ones."""
 
-    def pictures(images: DomainDataset) -> Tensor:
-        rows, shrunk = kept[id(images.store)]
-        return shrunk[torch.searchsorted(rows, images.rows)]
+    kept: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
-    return [partial(pictures, images) for images in sets]
+    def of(self, sets: Sequence[DomainDataset], side: int) -> list[Callable[[], Tensor]]:
+        """What gives each set's images at `side` px; an image that is in several sets is shrunk once."""
+        for name, store in {id(images.store): images.store for images in sets}.items():
+            rows = torch.cat([images.rows for images in sets if id(images.store) == name]).unique()
+            known = self.kept.get((name, side))
+            if known is None or not torch.equal(known[0], rows):
+                shrunk = [downsample(store[part], (side, side)) for part in rows.split(256)]
+                self.kept[name, side] = rows, torch.cat(shrunk)
+        return [partial(_pictures, images, *self.kept[id(images.store), side]) for images in sets]
+
+
+def _pictures(images: DomainDataset, rows: Tensor, shrunk: Tensor) -> Tensor:
+    return shrunk[torch.searchsorted(rows, images.rows)]
 
 
 def suits(inverter: TrainedInverter, rows: Rows) -> bool:
