@@ -21,7 +21,7 @@ from fdgsec.attacks.model_membership.control import planted_models
 from fdgsec.attacks.model_membership.image_gradients import AS_THEY_ARE
 from fdgsec.attacks.model_membership.label_only import label_only_scores
 from fdgsec.attacks.model_membership.membership_scores import ModelOutputs, ReferenceOutputs, membership_scores
-from fdgsec.attacks.model_membership.round_scores import RoundModels, evenly_spaced, score_rounds
+from fdgsec.attacks.model_membership.round_scores import RoundModels, evenly_spaced, score_rounds, senders_of_models
 from fdgsec.attacks.model_membership.seen_models import Owner, Seen, seen_models, seen_of_other_run
 from fdgsec.attacks.model_membership.update_regression import Candidates, Step, regression_scores
 from fdgsec.attacks.statistics.defense_noise import ACCOUNTED_ON_MODELS
@@ -40,7 +40,7 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.nn.networks.classifiers import Classifier
-from fdgsec.runtime.errors import CannotRunError, UsageError
+from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.progress import tracked
 from fdgsec.runtime.random_streams import child
 from fdgsec.threats.adversary import Knowledge
@@ -49,10 +49,10 @@ from fdgsec.threats.attack import Answers, Case, PositiveControl, Question, Targ
 from fdgsec.threats.judging.groups import unavailable
 from fdgsec.threats.option_checks import check_at_least
 
-FULL = 16
-"""Default number of reference federations."""
 CONTROLS = 4
 """Reference federations of the negative control, which tests for an effect and does not measure its size."""
+LEAST_ROUNDS = 2
+"""Rounds after which the global model has been trained and sent."""
 SET_TESTS = ("lira", "fedmia loss", "update regression", "head regression")
 """Tests whose scores are averaged over sets of images: those in units of a standard deviation, of a null or of all."""
 LEAST_SETS = 2
@@ -63,12 +63,13 @@ LEAST_SETS = 2
 class ModelMembership:
     """Membership of `candidates` training images and as many others, by `references` reference federations.
 
-    Each reference federation costs a training run on half of the candidates and a quarter of the auxiliary images,
-    hence only the full profile uses them by default (None: 16 there); 0 leaves out what needs them. `largest` is
-    the maximum number of training images of one reference client. Gradients of single images are compared with the
-    updates of at most `gradient_rounds` rounds; for regression, where training augments images, they are means over
-    `views` random views, each also mirrored. `sets` are the sizes of sets of images that are asked about together.
-    `tests` may leave all but regression out, which reads no answers of models and needs no reference federation."""
+    Each reference federation costs a training run on half of the candidates and a quarter of the auxiliary images; 0
+    leaves out what needs them, as the quick profile does. `largest` is the maximum number of training images of one
+    reference client. Gradients of single images are compared with the updates of at most `gradient_rounds` rounds; for
+    regression, where training augments images, they are means over `views` random views, each also mirrored. `sets` are
+    the sizes of sets of images that are asked about together. `tests` may leave all but regression out, which reads no
+    answers of models and needs no reference federation. Of at most `victims` clients (None: all) images are asked
+    about."""
 
     name: ClassVar[str] = "model-membership"
     reads: ClassVar[frozenset[str]] = frozenset({"ModelState"})
@@ -76,30 +77,26 @@ class ModelMembership:
     accounts_for: ClassVar[frozenset[str]] = ACCOUNTED_ON_MODELS
     keeps: ClassVar[Literal["models=last", "models=all"]] = "models=last"
     candidates: int = 200
-    references: int | None = None
+    references: int = 16
     largest: int | None = None
     gradient_rounds: int = 5
     views: int = 2
     sets: tuple[int, ...] = (10, 40)
     tests: Literal["all", "regression"] = "all"
+    victims: int | None = None
 
     def __post_init__(self) -> None:
         if self.tests not in ("all", "regression"):
             raise UsageError(f"model-membership has tests all, regression; got {self.tests}.")
         check_sizes(references=self.references or None, candidates=self.candidates, largest=self.largest)
         check_at_least(1, {"gradient_rounds": self.gradient_rounds, "views": self.views})
+        check_at_least(1, {"victims": 1 if self.victims is None else self.victims})
         check_at_least(2, {"sets": self.sets})
 
     def plan(self, facts: TargetFacts) -> Sequence[Question]:
-        """Ask about the trained run. Raises CannotRunError in the quick profile without `references`."""
-        if self.tests == "all" and self.references is None and facts.profile == "quick":
-            raise CannotRunError(
-                f"it runs in the full profile only: it trains {FULL} reference federations; or set "
-                "attacks.model-membership.references, to 0 for the tests that need none, or "
-                "attacks.model-membership.tests=regression"
-            )
+        """Ask about the trained run."""
         facts.check_images()
-        return [Question(kind="trained", count=self.candidates)]
+        return [Question(kind="trained", count=self.candidates, clients=self.victims or 0)]
 
     def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Score every candidate of every client by every test, for every model that was seen."""
@@ -116,6 +113,8 @@ class ModelMembership:
         if not pools:
             return []
         rounds = max(rounds_of(cases[number].views[0]) for number in asked)
+        if not self._federations:  # no test knows how a model of the target's last round answers
+            rounds = min(rounds, max(LEAST_ROUNDS, self.gradient_rounds))
         other = auxiliary_run(pools, knowledge, most=self.largest, rounds=rounds, rng=child(rng, "other"))
         seen = {number: seen_of_other_run(cases[number], other, number) for number in asked}
         models = min(CONTROLS, self._federations)
@@ -124,9 +123,7 @@ class ModelMembership:
     @property
     def _federations(self) -> int:
         """The number of reference federations to train."""
-        if self.tests == "regression":
-            return 0
-        return FULL if self.references is None else self.references
+        return 0 if self.tests == "regression" else self.references
 
     def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
         """Linear classifiers that interpolate random labels of noise images
@@ -134,11 +131,13 @@ class ModelMembership:
         return planted_models(knowledge, rng)
 
     def missing(self, cases: Sequence[Case], knowledge: Knowledge) -> Sequence[Measurement]:
-        """Report clients of which no model was seen, updates beside which no other client's was, and too large sets.
+        """Report clients that were not asked about, or of which no model was seen, updates beside which no other
+        client's was, and too large sets.
 
         Clients of one population give one row."""
-        rows: list[Measurement] = []
-        for number in _trained_cases(cases):
+        asked = _trained_cases(cases)
+        rows = self._missing_clients([cases[number] for number in asked])
+        for number in asked:
             seen, victim, where = seen_models(cases[number]), cases[number].victim, cases[number].slice
             if not seen.models:
                 reason = f"no model that {victim} has trained was seen; a longer run, or another adversary"
@@ -150,6 +149,17 @@ class ModelMembership:
                 rows += unavailable(["auc"], {**where, "test": "lira"}, "no reference federations were trained")
             rows += self._missing_sets(cases[number])
         return list({tuple(row.slice.items()): row for row in rows}.values())
+
+    def _missing_clients(self, cases: Sequence[Case]) -> list[Measurement]:
+        """The clients whose updates are in the view beside those of `victims`, in one row."""
+        if not cases or len(cases) != self.victims:
+            return []
+        names, senders = {case.victim for case in cases}, senders_of_models(cases[0].views[0])
+        others = senders - names
+        if not others or names.isdisjoint(senders):
+            return []
+        reason = f"{len(others)} further clients were not asked about (attacks.model-membership.victims)"
+        return unavailable(["auc"], {"clients": "others"}, reason)
 
     def _missing_sets(self, case: Case) -> list[Measurement]:
         asked = 0 if case.candidates is None else len(case.candidates)

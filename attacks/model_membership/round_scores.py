@@ -86,6 +86,16 @@ def global_steps(view: View, victim: str) -> list[Step]:
     ]
 
 
+def senders_of_models(view: View) -> set[str]:
+    """The names of all clients whose updates are in the view."""
+    found = {
+        message.sender
+        for message in view.messages
+        if message.receiver == SERVER and type(message.artifact) is ModelState
+    }
+    return set(filter(_is_named, found))
+
+
 def _is_named(sender: str) -> bool:
     """Whether a sender is a client by name, and no sum over clients or anonymous one."""
     return sender != CLIENTS and not sender.startswith(ANONYMOUS)

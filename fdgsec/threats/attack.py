@@ -54,7 +54,8 @@ class Question:
     mixtures: per domain `count` clients of `records` images with skewed class shares (scheme "domains": domain shares).
     cohorts: `count` federations of `clients` clients drawn from a pool of twice as many, of `records` images each; the
     adversary sees what the federation published, and is shown other images of every client in the pool.
-    trained: the trained run, per client: `count` of its training images among as many held-out ones, with labels.
+    trained: the trained run, per client, or for `clients` of them (0: all): `count` of its training images among as
+    many held-out ones, with labels.
     single_step: per domain `count` clients of `records` images that take one step of plain SGD on all of them, at the
     target's learning rate, from the run's initial model (scheme "last": from the last one that its server sent);
     candidates are `gallery` images of the domain.

@@ -171,6 +171,15 @@ def test_a_dry_run_says_what_would_run_and_writes_nothing(tmp_path: Path, capsys
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.medium
+def test_models_are_asked_about_images_without_an_option(capsys: pytest.CaptureFixture[str]):
+    small = ["--per-domain", "84", "--image-size", "32"]
+    assert main(["attack", "--target", "fedavg", "--rounds", "1", *small, "--dry-run"]) == 0
+
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "model-membership" in line]
+    assert line.split() == ["model-membership", "runs"]
+
+
 @pytest.mark.parametrize("verb", [[], ["--dry-run"]])
 def test_an_attack_asked_for_by_name_that_cannot_read_the_target_is_refused(
     verb: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -8,16 +8,17 @@ from fdgsec.threats.attack import Case, Question, Truth
 
 
 def trained(simulator: Simulator, question: Question) -> Cases:
-    """Per client of the run: up to `count` of its training images among as many held-out images.
+    """Per client of the run, or of so many `clients` in equal steps: up to `count` of its training images among as many
+    held-out images.
 
     Both have the same number of images of each class of each domain, so that skewed classes do not reveal the members.
     Clients with fewer than two of each are left out."""
     result: Cases = []
     if simulator.run is None:
         return result
-    for client in simulator.clients:
-        if client.name in simulator.adversary.parties:
-            continue
+    honest = [client for client in simulator.clients if client.name not in simulator.adversary.parties]
+    most = min(question.clients or len(honest), len(honest))
+    for client in (honest[step * len(honest) // most] for step in range(most)):
         rng = simulator.rng("trained", client.name, question.count)
         inside, outside = _members_and_others(client.data, simulator.roles.held_out, question.count, rng)
         if len(inside) < 2:

@@ -5,12 +5,19 @@ from typing import Any
 import pytest
 import torch
 
-from fdgsec.attacks.model_membership.attack import ModelMembership
+from fdgsec.attacks.model_membership.attack import CONTROLS, ModelMembership
 from fdgsec.attacks.model_membership.control import CLASSES, Interpolators, fit_interpolating_classifier
 from fdgsec.attacks.model_membership.membership_scores import ModelOutputs, ReferenceOutputs, membership_scores
 from fdgsec.attacks.statistics.noise_image_classifiers import linear_classifier, noise_images
-from fdgsec.attacks.statistics.reference_federations import assign_images, global_model, pools_of, reference_runs
+from fdgsec.attacks.statistics.reference_federations import (
+    assign_images,
+    global_model,
+    pools_of,
+    reference_runs,
+    rounds_of,
+)
 from fdgsec.data.domains import DomainDataset
+from fdgsec.experiments.run_config import load_preset, made
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.wire import SERVER, Message
 from fdgsec.metrics.measurement import Measurement
@@ -98,13 +105,13 @@ def exhibited(planted_control: PositiveControl) -> list[Case]:
     return [replace(case, views=(shown,), domain=None, records=None) for case in planted_control.cases]
 
 
-def test_the_quick_profile_leaves_it_out_unless_references_are_asked_for():
-    quick = replace(FACTS, profile="quick")
+def test_the_quick_profile_trains_no_references_and_asks_about_few_clients():
+    quick = made("attacks", "model-membership", load_preset("quick")["attacks"]["model-membership"], where="quick")
 
-    with pytest.raises(UsageError, match="full profile only"):
-        ModelMembership().plan(quick)
-    assert [question.kind for question in ModelMembership(references=4).plan(quick)] == ["trained"]
-    assert [question.kind for question in ModelMembership().plan(FACTS)] == ["trained"]
+    assert isinstance(quick, ModelMembership)
+    assert quick.references == 0
+    assert [question.clients for question in quick.plan(FACTS)] == [6]
+    assert [question.clients for question in ModelMembership().plan(FACTS)] == [0]
 
 
 def test_an_outsider_without_images_is_told_so():
@@ -218,6 +225,41 @@ def test_one_exhibit_is_not_taken_for_a_peer():
     assert answered(cases, planted_control.knowledge) == []
     rows = ATTACK.missing(cases, planted_control.knowledge)
     assert [row.unavailable is not None and "no model" in row.unavailable for row in rows if not of_sets(row)] == [True]
+
+
+def test_clients_that_are_not_asked_about_are_counted():
+    planted_control = planted()
+    first = planted_control.cases[:1]
+
+    asked = replace(ATTACK, victims=1).missing(first, planted_control.knowledge)
+    everybody = replace(ATTACK, victims=2).missing(planted_control.cases, planted_control.knowledge)
+
+    assert [row.unavailable for row in asked if row.slice.get("clients") == "others"] == [
+        "1 further clients were not asked about (attacks.model-membership.victims)"
+    ]
+    assert [row for row in everybody if row.slice.get("clients") == "others"] == []
+
+
+def test_without_references_the_negative_control_trains_for_as_many_rounds_as_are_read():
+    planted_control, asked = planted(), list[int]()
+
+    def simulate(data: Sequence[DomainDataset], rng: torch.Generator, *, rounds: int) -> View:
+        asked.append(rounds)
+        return Interpolators()(data, rng, rounds=rounds)
+
+    long = [replace(case, views=(lasting(case.views[0], 9),)) for case in planted_control.cases]
+    knowledge = replace(planted_control.knowledge, simulate=simulate)
+    replace(ATTACK, references=0, gradient_rounds=3).negative_control(long, knowledge, stream(0, "attack"))
+    replace(ATTACK, references=0, gradient_rounds=1).negative_control(long, knowledge, stream(0, "attack"))
+    ATTACK.negative_control(long, knowledge, stream(0, "attack"))
+
+    assert asked == [3, 2, *[9] * (1 + CONTROLS)]
+
+
+def lasting(view: View, rounds: int) -> View:
+    """The view of a run of so many rounds, the last of which is the view's last."""
+    later = rounds_of(view) - rounds
+    return View(messages=tuple(replace(message, round=message.round - later) for message in view.messages))
 
 
 def test_the_global_model_of_a_first_round_is_nobodys():

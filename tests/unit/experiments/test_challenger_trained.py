@@ -72,6 +72,17 @@ def test_others_are_of_the_classes_that_members_are_of_where_a_client_holds_few_
     assert [case.victim for case, _ in cases] == ["client:0", "client:1"]
 
 
+def test_so_many_clients_are_asked_about_in_equal_steps(roles: Roles):
+    images = roles.federation
+    parts = [images.subset(torch.arange(number, len(images), 6)) for number in range(6)]
+    challenger = challenger_of(roles, *parts)
+
+    asked = {most: challenger.cases(Question(kind="trained", count=4, clients=most)) for most in (1, 3, 4, 9)}
+
+    victims = {most: [case.victim.removeprefix("client:") for case, _ in cases] for most, cases in asked.items()}
+    assert victims == {1: ["0"], 3: ["0", "2", "4"], 4: ["0", "1", "3", "4"], 9: ["0", "1", "2", "3", "4", "5"]}
+
+
 def test_members_without_a_held_out_image_of_their_class_are_not_asked_about(roles: Roles):
     bare = replace(roles, held_out=roles.held_out.subset(roles.held_out.labels != 3))
     challenger = challenger_of(bare, roles.federation.of_domain(0))
