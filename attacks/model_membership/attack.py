@@ -158,7 +158,8 @@ class ModelMembership:
         others = senders - names
         if not others or names.isdisjoint(senders):
             return []
-        reason = f"{len(others)} further clients were not asked about (attacks.model-membership.victims)"
+        further = "1 further client was" if len(others) == 1 else f"{len(others)} further clients were"
+        reason = f"{further} not asked about (attacks.model-membership.victims)"
         return unavailable(["auc"], {"clients": "others"}, reason)
 
     def _missing_sets(self, case: Case) -> list[Measurement]:

@@ -26,6 +26,8 @@ from fdgsec.threats.attack import Answers, Attack, Case, Incomplete, ReadsMore, 
 from fdgsec.threats.judging.controls import negative_controls, positive_control
 
 Cases = Sequence[Case]
+SIDE = 32
+"""Pixels of an image's side: a check is of promises, not of what an attack finds."""
 
 
 def check_attack(
@@ -33,8 +35,8 @@ def check_attack(
 ) -> None:
     """Check an attack, given as an object, as its class or by name. Raises BrokenPromiseError, naming the promise.
 
-    The attack reads a run of `target` (a name, or a method with options of its own) on `per_domain` images of shapes,
-    as `adversary`. The defaults are the first target and adversary to which the attack applies."""
+    The attack reads a run of `target` (a name, or a method with options of its own) on `per_domain` images of shapes of
+    32 px, as `adversary`. The defaults are the first target and adversary to which the attack applies."""
     with given_classes("methods", *([] if target is None else [target])):
         _check_attack(made("attacks", given, {}, where="attack"), target, adversary, per_domain)
 
@@ -110,8 +112,9 @@ def _config(attack: Attack, target: str | Method | None, adversary: str | None, 
                 refused[str(error)] = None
                 continue
             if asks:
-                given = {"per_domain": per_domain, "adversary": who, "device": "cpu", "keep": "models=all"}
-                return attack_settings(attacked, {**given, "rounds": 1 if method.needs_training else None})
+                given = {"per_domain": per_domain, "image_size": SIDE, "adversary": who, "device": "cpu"}
+                rounds = 1 if method.needs_training else None
+                return attack_settings(attacked, {**given, "keep": "models=all", "rounds": rounds})
     reasons = "; ".join(["no target and adversary suit its reads, needs and plan", *refused])
     expect(False, "an attack can be asked", f"{attack.name}: {reasons}")
     raise AssertionError

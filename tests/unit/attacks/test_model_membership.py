@@ -235,7 +235,7 @@ def test_clients_that_are_not_asked_about_are_counted():
     everybody = replace(ATTACK, victims=2).missing(planted_control.cases, planted_control.knowledge)
 
     assert [row.unavailable for row in asked if row.slice.get("clients") == "others"] == [
-        "1 further clients were not asked about (attacks.model-membership.victims)"
+        "1 further client was not asked about (attacks.model-membership.victims)"
     ]
     assert [row for row in everybody if row.slice.get("clients") == "others"] == []
 
