@@ -139,7 +139,7 @@ class ModelMembership:
         rows = self._missing_clients([cases[number] for number in asked])
         for number in asked:
             seen, victim, where = seen_models(cases[number]), cases[number].victim, cases[number].slice
-            if not seen.models:
+            if not (seen.models or seen.steps):
                 reason = f"no model that {victim} has trained was seen; a longer run, or another adversary"
                 rows += unavailable(["auc"], where, reason)
             elif "client" in seen.models and not seen.rounds and self.tests == "all":
@@ -181,7 +181,7 @@ class ModelMembership:
         models: int,
         pools: Sequence[Pool] = (),
     ) -> list[Membership | SetMembership]:
-        asked = [number for number, found in seen.items() if found.models]
+        asked = [number for number, found in seen.items() if found.models or found.steps]
         if not asked:
             return []
         pools = pools or pools_of(asked, cases, knowledge, child(rng, "pools"))

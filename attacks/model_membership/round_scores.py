@@ -67,8 +67,10 @@ def client_steps(view: View, victim: str) -> list[Step]:
 def global_steps(view: View, victim: str) -> list[Step]:
     """The global models of one round and the next, in order, where both were sent to somebody in the view.
 
-    Where the round's updates are in the view, `victim` must have sent one."""
+    In place of a next one that was not sent, the mean over clients that the server saw instead of their updates. Where
+    the round's updates are in the view, `victim` must have sent one."""
     models: dict[int, ModelState] = {}
+    means: dict[int, ModelState] = {}
     senders: dict[int, set[str]] = {}
     for message in view.messages:
         if type(message.artifact) is not ModelState:
@@ -77,13 +79,19 @@ def global_steps(view: View, victim: str) -> list[Step]:
             models.setdefault(message.round, message.artifact)
         elif message.receiver == SERVER:
             senders.setdefault(message.round, set()).add(message.sender)
-    return [
-        Step(before=models[number], after=models[number + 1])
-        for number in sorted(models)
-        if number + 1 in models
-        and models[number].state.keys() == models[number + 1].state.keys()
-        and (victim in (sent := senders.get(number, {victim})) or not all(map(_is_named, sent)))
-    ]
+            if message.sender == CLIENTS and message.stage == "update":
+                means.setdefault(message.round, message.artifact)
+    steps = list[Step]()
+    for number, before in sorted(models.items()):
+        after = models.get(number + 1) or means.get(number)
+        sent = senders.get(number, {victim})
+        if (
+            after is not None
+            and before.state.keys() == after.state.keys()
+            and (victim in sent or not all(map(_is_named, sent)))
+        ):
+            steps.append(Step(before=before, after=after))
+    return steps
 
 
 def senders_of_models(view: View) -> set[str]:

@@ -42,7 +42,7 @@ from fdgsec.experiments.setup.run_federation import observe
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.global_model import Blueprint, GlobalModel
 from fdgsec.federation.method import Client
-from fdgsec.federation.wire import SERVER, Message
+from fdgsec.federation.wire import CLIENTS, SERVER, Message
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.metrics.roc import auc
 from fdgsec.nn.networks.classifiers import Classifier, Norm, Normalization, build_classifier
@@ -421,6 +421,51 @@ def test_steps_are_what_was_sent_and_returned_and_what_was_sent_next():
     assert [(places[id(step.before)], places[id(step.after)]) for step in shared] == [(0, 2)]
     assert client_steps(view, "client:2") == []
     assert global_steps(view, "client:2") == []  # it sent nothing in the first round
+
+
+def test_a_sum_over_clients_is_the_model_after_the_round_in_which_no_further_one_is_sent():
+    states = [ModelState(state={"head.weight": torch.full((4, 768), float(value))}) for value in range(4)]
+    other = ModelState(state={"generator": torch.zeros(1)})
+    view = View(
+        messages=(
+            message(0, "model", SERVER, "client:1", states[0]),
+            message(0, "update", CLIENTS, SERVER, states[1]),
+            message(1, "model", SERVER, "client:1", states[2]),
+            message(1, "share", CLIENTS, SERVER, other),
+            message(1, "update", CLIENTS, SERVER, states[3]),
+        )
+    )
+
+    found = [(step.before, step.after) for step in global_steps(view, "client:1")]
+
+    assert found == [(states[0], states[2]), (states[2], states[3])]
+
+
+def test_behind_secure_aggregation_a_run_of_one_round_is_asked_about():
+    control = ModelMembership().positive_control(BLANK, stream(0, "attack"))
+    cases = [replace(case, views=(summed(case.views[0]),)) for case in control.cases]
+    attack = ModelMembership(references=0, candidates=24, sets=())
+
+    answers = attack.run(cases, control.knowledge, stream(0, "attack"))
+
+    scores = [answer.scores for answer in answers if isinstance(answer, Membership)]
+    assert {(answer.slice["test"], answer.slice["model"]) for answer in answers} == {
+        ("update regression", "global"), ("head regression", "global"),
+    }  # fmt: skip
+    for found, truth in zip(scores, [one for one in control.truths for _ in range(2)], strict=True):
+        assert truth.members is not None
+        assert auc(found[truth.members], found[~truth.members]) > 0.9
+    assert [row for row in attack.missing(cases, control.knowledge) if "no model" in str(row.unavailable)] == []
+
+
+def summed(view: View) -> View:
+    """The first round of a view, with the mean over clients in place of their updates."""
+    first = [message for message in view.messages if message.round == 0]
+    updates = [one for one in first if one.receiver == SERVER]
+    states = [one.artifact.state for one in updates if isinstance(one.artifact, ModelState)]
+    mean = ModelState(state={name: torch.stack([state[name] for state in states]).mean(0) for name in states[0]})
+    sent = [one for one in first if one.sender == SERVER]
+    return View(messages=(*sent, message(0, "update", CLIENTS, SERVER, mean)))
 
 
 def test_without_references_the_tests_that_need_none_are_left():
