@@ -40,7 +40,7 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.nn.networks.classifiers import Classifier
-from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.errors import CannotRunError, UsageError
 from fdgsec.runtime.progress import tracked
 from fdgsec.runtime.random_streams import child
 from fdgsec.threats.adversary import Knowledge
@@ -51,6 +51,7 @@ from fdgsec.threats.option_checks import check_at_least
 
 CONTROLS = 4
 """Reference federations of the negative control, which tests for an effect and does not measure its size."""
+LEAST_CLASSES = 2
 LEAST_ROUNDS = 2
 """Rounds after which the global model has been trained and sent."""
 SET_TESTS = ("lira", "fedmia loss", "update regression", "head regression")
@@ -94,7 +95,9 @@ class ModelMembership:
         check_at_least(2, {"sets": self.sets})
 
     def plan(self, facts: TargetFacts) -> Sequence[Question]:
-        """Ask about the trained run."""
+        """Ask about the trained run. Raises CannotRunError for fewer than two classes."""
+        if facts.classes < LEAST_CLASSES:
+            raise CannotRunError("models of one class answer all images alike")
         facts.check_images()
         return [Question(kind="trained", count=self.candidates, clients=self.victims or 0)]
 
@@ -131,36 +134,44 @@ class ModelMembership:
         return planted_models(knowledge, rng)
 
     def missing(self, cases: Sequence[Case], knowledge: Knowledge) -> Sequence[Measurement]:
-        """Report clients that were not asked about, or of which no model was seen, updates beside which no other
-        client's was, and too large sets.
+        """Report clients that were not asked about, or of which no model was seen, updates without the model before
+        them, or beside which no other client's was, and too large sets.
 
         Clients of one population give one row."""
         asked = _trained_cases(cases)
         rows = self._missing_clients([cases[number] for number in asked])
         for number in asked:
-            seen, victim, where = seen_models(cases[number]), cases[number].victim, cases[number].slice
-            if not (seen.models or seen.steps):
-                reason = f"no model that {victim} has trained was seen; a longer run, or another adversary"
-                rows += unavailable(["auc"], where, reason)
-            elif "client" in seen.models and not seen.rounds and self.tests == "all":
-                reason = f"no update of another client was seen beside {victim}'s"
-                rows += unavailable(["auc"], {**where, "test": "fedmia loss", "model": "client"}, reason)
-            if not self._federations:
-                rows += unavailable(["auc"], {**where, "test": "lira"}, "no reference federations were trained")
-            rows += self._missing_sets(cases[number])
+            rows += [*self._missing_models(cases[number]), *self._missing_sets(cases[number])]
         return list({tuple(row.slice.items()): row for row in rows}.values())
 
+    def _missing_models(self, case: Case) -> list[Measurement]:
+        """What a test of one client's images could not read."""
+        seen, where = seen_models(case), {**case.slice, "model": "client"}
+        if not (seen.models or seen.steps):
+            reason = f"no model that {case.victim} has trained was seen; a longer run, or another adversary"
+            return unavailable(["auc"], case.slice, reason)
+        rows: list[Measurement] = []
+        if "client" in seen.models and "client" not in seen.steps:
+            reason = f"the model that {case.victim} was sent was not seen beside the one that it returned"
+            rows += unavailable(["auc"], {**where, "test": "update regression"}, reason)
+        if self.tests == "all" and "client" in seen.models and not seen.rounds:
+            reason = f"no update of another client was seen beside {case.victim}'s"
+            rows += unavailable(["auc"], {**where, "test": "fedmia loss"}, reason)
+        if self.tests == "all" and not self._federations:
+            rows += unavailable(["auc"], {**case.slice, "test": "lira"}, "no reference federations were trained")
+        return rows
+
     def _missing_clients(self, cases: Sequence[Case]) -> list[Measurement]:
-        """The clients whose updates are in the view beside those of `victims`, in one row."""
-        if not cases or len(cases) != self.victims:
+        """The clients whose updates are in the view and whose images nobody is asked about, in one row."""
+        if not cases:
             return []
         names, senders = {case.victim for case in cases}, senders_of_models(cases[0].views[0])
         others = senders - names
         if not others or names.isdisjoint(senders):
             return []
         further = "1 further client was" if len(others) == 1 else f"{len(others)} further clients were"
-        reason = f"{further} not asked about (attacks.model-membership.victims)"
-        return unavailable(["auc"], {"clients": "others"}, reason)
+        because = "attacks.model-membership.victims" if len(cases) == self.victims else "too few images"
+        return unavailable(["auc"], {"clients": "others"}, f"{further} not asked about ({because})")
 
     def _missing_sets(self, case: Case) -> list[Measurement]:
         asked = 0 if case.candidates is None else len(case.candidates)
@@ -256,7 +267,9 @@ class ModelMembership:
         most = (2 if everybody else 1) * len(case.candidates)
         others = _population(knowledge, None if everybody else case.domain, most, child(rng, "others"))
         plan = AS_THEY_ARE if knowledge.plan is None else knowledge.plan
-        asked = Candidates(images=case.candidates, others=others, plan=plan, count=self.views)
+        asked = Candidates(
+            images=case.candidates, others=others, plan=plan, count=self.views, objective=knowledge.objective
+        )
         scored: dict[str, list[tuple[Step, Tensor]]] = {}
         for place, step in enumerate(tracked(evenly_spaced(steps, self.gradient_rounds), f"regressing {case.victim}")):
             for test, found in regression_scores(step, asked, _network(knowledge), child(rng, place)).items():

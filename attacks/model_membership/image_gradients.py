@@ -1,20 +1,22 @@
 """Gradients of single images at a network, averaged over the views of an image that training shows."""
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from fdgsec.data.domains import DomainDataset
+from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.nn.networks.classifiers import Classifier
-from fdgsec.nn.training.batches import TrainingSet, batch_of
+from fdgsec.nn.training.batches import Batch, TrainingSet, batch_of
 from fdgsec.nn.training.per_sample_gradients import RecordGradients, rules
+from fdgsec.nn.training.training_loop import CrossEntropy
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.random_streams import child, stream
+from fdgsec.threats.adversary import MakesObjective
 
 BLOCK = 32
 """Most images in one pass."""
@@ -25,6 +27,10 @@ KEPT = 2**18
 SIDES = (2048, 1024, 512, 384, 256, 192, 128, 96, 64, 48, 32)
 """Sides to which the matrices of layers may be cut, the largest that fits."""
 AS_THEY_ARE = TrainingPlan(crop=None, flip=0.0)
+TRIED = 4
+"""Images on which an objective is tried."""
+DRAWS = 8
+"""Draws of a random loss of an image."""
 
 
 def parameters_named(network: nn.Module, names: Collection[str]) -> dict[str, nn.Parameter]:
@@ -63,11 +69,14 @@ def image_gradients(
     plan: TrainingPlan,
     count: int,
     rng: torch.Generator,
+    objective: MakesObjective | None = None,
 ) -> list[Tensor]:
-    """The gradient of each labeled image's cross-entropy in each of the parameters `names`, averaged over `networks` of
-    one architecture and over the image's `views`: (N, out, inputs) float32 on the CPU, `as_matrices` and `cut`.
+    """The gradient of each labeled image's loss in each of the parameters `names`, averaged over `networks` of one
+    architecture and over the image's `views`: (N, out, inputs) float32 on the CPU, `as_matrices` and `cut`.
 
-    The networks are in evaluation mode, so that an image's gradient depends on no other image."""
+    The loss is that of `objective`, drawn DRAWS times at least where it is random; cross-entropy where there is none,
+    or it gives these networks no loss for each image. The networks are in evaluation mode, so that an image's gradient
+    depends on no other image."""
     trained = [list(parameters_named(network, names).values()) for network in networks]
     device, size = trained[0][0].device, sum(parameter.numel() for parameter in trained[0])
     side = side_of(trained[0])
@@ -75,6 +84,7 @@ def image_gradients(
         network.eval().requires_grad_(False)
         for parameter in parameters:
             parameter.requires_grad_(True)
+    losses_of = _losses(objective, networks[0], trained[0], images)
     found: list[list[Tensor]] = [[] for _ in names]
     with ExitStack() as opened:
         read = [
@@ -85,14 +95,48 @@ def image_gradients(
             block = images.subset(rows)
             labels = block.labels.to(device)
             shown = list(views(block, plan, count, child(rng, place)))
+            shown *= math.ceil(losses_of.draws / len(shown))
             total = [torch.zeros(()) for _ in names]
-            for (network, gradients), view in product(zip(networks, read, strict=True), shown):
-                losses = functional.cross_entropy(network(view.to(device)).float(), labels, reduction="none")
+            for (network, gradients), (draw, view) in product(zip(networks, read, strict=True), enumerate(shown)):
+                losses = losses_of(network, view.to(device), labels, child(rng, place, "loss", draw))
                 parts = [cut(as_matrices(part), side).cpu() for part in gradients.of(losses)]
                 total = [one + part for one, part in zip(total, parts, strict=True)]
             for own, one in zip(found, total, strict=True):
                 own.append(one / (len(networks) * len(shown)))
     return [torch.cat(own) for own in found]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Losses:
+    """The loss of each image under an `objective`, or cross-entropy, of which `draws` are taken."""
+
+    objective: MakesObjective | None = None
+    draws: int = 1
+
+    def __call__(self, network: Classifier, images: Tensor, labels: Tensor, rng: torch.Generator) -> Tensor:
+        """Losses (N,) of images (N, 3, H, W) with labels (N,)."""
+        made = CrossEntropy() if self.objective is None else self.objective(rng)
+        return made(Batch(images=images, labels=labels, records=torch.arange(len(labels))), network).float()
+
+
+def _losses(
+    objective: MakesObjective | None, network: Classifier, parameters: Sequence[nn.Parameter], images: DomainDataset
+) -> _Losses:
+    """The losses by `objective` if the first images have one each, of which gradients follow; else by cross-entropy."""
+    if objective is None:
+        return _Losses()
+    given, device = images.subset(torch.arange(min(TRIED, len(images)))), parameters[0].device
+    pixels, labels = as_float(given.pixels().to(device)), given.labels.to(device)
+    made = _Losses(objective=objective, draws=DRAWS)
+    try:
+        with RecordGradients(network, parameters) as gradients:
+            one, other = (made(network, pixels, labels, stream(0, "attack", "loss", draw)) for draw in range(2))
+            gradients.of(one + other)
+    except Exception:  # noqa: BLE001 - whatever a method's own code raises where it is asked about single images
+        return _Losses()
+    if one.shape != labels.shape or not bool((one + other).isfinite().all()):
+        return _Losses()
+    return replace(made, draws=1) if torch.equal(one, other) else made
 
 
 def as_matrices(gradients: Tensor) -> Tensor:

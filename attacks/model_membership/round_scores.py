@@ -54,14 +54,28 @@ def round_models(view: View, victim: str) -> list[RoundModels]:
     ]  # fmt: skip
 
 
+def last_update(view: View, victim: str) -> ModelState | None:
+    """What `victim` returned last of the model, in one message or several; None where that was not seen."""
+    _, updates = _exchanged(view, victim)
+    return next((found[victim] for _, found in sorted(updates.items(), reverse=True) if victim in found), None)
+
+
 def client_steps(view: View, victim: str) -> list[Step]:
-    """The rounds, in order, of which the model that `victim` was sent and the one it returned are in the view."""
+    """The rounds, in order, of which the model that `victim` was sent and the one it returned are in the view.
+
+    What it kept of its model stays as it was sent."""
     sent, updates = _exchanged(view, victim)
     return [
-        Step(before=sent[number], after=found[victim])
+        _completed(sent[number], found[victim])
         for number, found in sorted(updates.items())
         if victim in found and number in sent
     ]
+
+
+def _completed(sent: ModelState, returned: ModelState) -> Step:
+    kept = frozenset(sent.state.keys() - returned.state.keys())
+    after = ModelState(state={**sent.state, **returned.state}) if kept else returned
+    return Step(before=sent, after=after, kept=kept)
 
 
 def global_steps(view: View, victim: str) -> list[Step]:
@@ -110,18 +124,24 @@ def _is_named(sender: str) -> bool:
 
 
 def _exchanged(view: View, victim: str) -> tuple[dict[int, ModelState], dict[int, dict[str, ModelState]]]:
-    """By round, the model that `victim` was sent, and all clients' updates, by sender."""
+    """By round, the model that `victim` was sent, and all clients' updates, by sender.
+
+    An update is what a sender returned of the entries of that model, in one message or several; of a client that was
+    seen to receive none, it is its last model and those of others with the same entries."""
+    states = [(message, message.artifact) for message in view.messages if type(message.artifact) is ModelState]
+    sent = {
+        message.round: state
+        for message, state in states
+        if (message.sender, message.receiver, message.stage) == (SERVER, victim, "model")
+    }
     last = view.sent(victim, ModelState)
-    names = set() if last is None else set(last.state)  # a client may send other models beside its update
+    whole = {name for state in sent.values() for name in state.state} or (set() if last is None else set(last.state))
     updates: dict[int, dict[str, ModelState]] = {}
-    sent: dict[int, ModelState] = {}
-    for message in view.messages:
-        if type(message.artifact) is not ModelState or set(message.artifact.state) != names:
-            continue
-        if message.receiver == SERVER:
-            updates.setdefault(message.round, {}).setdefault(message.sender, message.artifact)
-        elif message.receiver == victim and message.sender == SERVER and message.stage == "model":
-            sent[message.round] = message.artifact
+    for message, state in states:
+        if message.receiver == SERVER and state.state.keys() <= whole:
+            found = updates.setdefault(message.round, {})
+            known = found.get(message.sender)
+            found[message.sender] = state if known is None else ModelState(state={**state.state, **known.state})
     return sent, updates
 
 

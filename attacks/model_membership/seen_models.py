@@ -4,7 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from fdgsec.attacks.model_membership.round_scores import RoundModels, client_steps, global_steps, round_models
+from fdgsec.attacks.model_membership.round_scores import (
+    RoundModels,
+    client_steps,
+    global_steps,
+    last_update,
+    round_models,
+)
 from fdgsec.attacks.model_membership.update_regression import Step
 from fdgsec.attacks.statistics.reference_federations import Reference, global_model, peer_models
 from fdgsec.federation.artifacts import ModelState
@@ -26,7 +32,7 @@ class Seen:
 def seen_models(case: Case) -> Seen:
     """The models in a view that the victim has trained, or may have."""
     view = case.views[0]
-    own, shared = view.sent(case.victim, ModelState), global_model(view)
+    own, shared = last_update(view, case.victim), global_model(view)
     peers = [] if own is not None else peer_models(view)
     found: dict[Owner, list[ModelState]] = {
         "client": [] if own is None else [own], "peer": peers, "global": [] if shared is None else [shared],

@@ -10,7 +10,8 @@ such images differ; each layer's gradients are matrices that differ along output
 noise that is alike in all directions. How much of either there is the movement itself tells (`whitened`). Two tests:
 
 - "update regression": gradients of all parameters that moved, the mean of those at both models, averaged over the views
-  that the public plan of training shows. An approximation: a client's steps were taken at other points, from views
+  that the public plan of training shows, of the public objective where each image has a loss of its own, else of
+  cross-entropy. An approximation: a client's steps were taken at other points, from views
   that it drew, and Adam scales each number of a gradient by itself.
 - "head regression": of a linear head, what steps add to the weights of one class is a sum of the images' features, with
   coefficients that may change from step to step; so is the sum of all steps, exactly under gradient descent without
@@ -39,6 +40,7 @@ from fdgsec.federation.artifacts import ModelState
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.random_streams import child
+from fdgsec.threats.adversary import MakesObjective
 
 RIDGE = 1e-3
 """Added to the diagonal of the matrix of inner products, as a share of its mean."""
@@ -61,10 +63,13 @@ Networks = Callable[[Mapping[str, Tensor]], Classifier]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Step:
-    """A model before and after training: as a client was sent it and returned it, or the global one of two rounds."""
+    """A model before and after training: as a client was sent it and returned it, or the global one of two rounds.
+
+    What the client returned no value of, it `kept`: it is after as it was before."""
 
     before: ModelState
     after: ModelState
+    kept: frozenset[str] = frozenset()
 
     @property
     def changed(self) -> frozenset[str]:
@@ -77,13 +82,15 @@ class Step:
 class Candidates:
     """Whom a step is asked about: labeled `images`, beside `others`, which show how gradients of such images differ.
 
-    Training shows their images under `plan`, of which `count` draws are taken. `known` remembers the features of the
-    body that computed them last, where the plan draws nothing: those of a frozen body are the same in every round."""
+    Training shows their images under `plan`, of which `count` draws are taken, for an `objective`. `known` remembers
+    the features of the body that computed them last, where the plan draws nothing: those of a frozen body are the same
+    in every round."""
 
     images: DomainDataset
     others: DomainDataset
     plan: TrainingPlan
     count: int
+    objective: MakesObjective | None = None
     known: list[tuple[Mapping[str, Tensor], Tensor]] = field(default_factory=list)
 
     @property
@@ -116,7 +123,7 @@ def regression_scores(step: Step, asked: Candidates, networks: Networks, rng: to
     changed = step.changed
     both = [networks(model.state) for model in (step.before, step.after)]
     for network in both:
-        renew_statistics(network, asked.others, changed)
+        renew_statistics(network, asked.others, changed | step.kept)
     found = dict[str, Tensor]()
     if parameters_named(both[0], changed):
         found["update regression"] = _update_scores(step, asked, both, rng)
@@ -157,7 +164,9 @@ def _mean_gradients(
         found = [_head_gradients(network, shown, asked.labels, names) for network in both]
         return [torch.stack(parts).mean(0) for parts in zip(*found, strict=True)]
     found = [
-        image_gradients(both, names, images, plan=asked.plan, count=asked.count, rng=child(rng, place))
+        image_gradients(
+            both, names, images, plan=asked.plan, count=asked.count, rng=child(rng, place), objective=asked.objective
+        )
         for place, images in enumerate((asked.images, asked.others))
         if len(images)
     ]
@@ -264,8 +273,8 @@ def coefficients(products: Tensor, wanted: Tensor) -> Tensor:
 
 @torch.no_grad()
 def renew_statistics(network: Classifier, images: DomainDataset, changed: frozenset[str]) -> None:
-    """Give the batch norms that trained the statistics of `images`, in place of the mean of the clients', and put the
-    network in evaluation mode.
+    """Give the batch norms that trained, or were kept, the statistics of `images`, in place of the mean of the
+    clients', and put the network in evaluation mode.
 
     A client's images meet the statistics of its own batches, and so of its domain."""
     network.eval()

@@ -17,6 +17,7 @@ from fdgsec.federation.release_declarations import Release
 from fdgsec.federation.server_needs import aggregation_of
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.training_loop import Objective
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child
 from fdgsec.runtime.secret_streams import SecretStream
@@ -127,6 +128,16 @@ class Stacked(Method):
         """As the base method."""
         return self.base.counts_alike
 
+    @property
+    def client_plan(self) -> TrainingPlan | None:
+        """As the base method."""
+        return self.base.client_plan
+
+    @property
+    def keeps_moments(self) -> bool:
+        """As the base method."""
+        return self.base.keeps_moments
+
     def check(self, clients: int) -> None:
         """Raise UsageError for options that `clients` clients cannot meet, and for a base without local methods."""
         self._based_on(_OnTop(method=self.local, inbox={}, state={})).check(clients)
@@ -179,6 +190,13 @@ class Stacked(Method):
             extra, kept = self.local.combine(part, server=kept, clock=clock, rng=rng.child("local"))
         receivers = dict.fromkeys([*handed, *extra])
         return {name: _joined(handed.get(name, {}), extra.get(name, {})) for name in receivers}, _joined(memory, kept)
+
+    def objective(
+        self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
+    ) -> Objective:
+        """Make the objective of the local method, with what the base method adds to it."""
+        base = self._based_on(_OnTop(method=self.local, inbox=_above(inbox), state=_above(state)))
+        return base.objective(client, model=model, inbox=_below(inbox), state=_below(state), clock=clock, rng=rng)
 
     def fit(
         self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator

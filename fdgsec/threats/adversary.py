@@ -25,6 +25,7 @@ from fdgsec.federation.released_statistics import PooledStyles, ReleasedStatisti
 from fdgsec.federation.wire import SERVER, Message, Row, Transcript, number_of
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.styles.channel_statistics import Moments
+from fdgsec.nn.training.training_loop import Objective
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import TooFewImagesError, UsageError
 
@@ -64,6 +65,10 @@ def _form(artifact: Artifact) -> tuple[object, ...]:
 
 def _link(message: Message) -> Link:
     return message.round, message.stage, message.sender, message.receiver
+
+
+MakesObjective = Callable[[torch.Generator], Objective]
+"""Makes a training objective that draws from a generator."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,11 +274,12 @@ class Knowledge:
     among clients "client:1", "client:2", ... that hold its own images, or candidates, and gives what a server would
     see. `statistics_under` gives the statistics of the layers of a model from which clients' styles come, None where
     these come from no model. `plan` is the public training plan of the target's clients, None where no single plan
-    describes it; `keeps_moments` is whether their optimizers keep state between rounds. `sharing` makes what many
-    clients with parts of the same images would share, before any defense; None where nothing is shared but the
-    model. `defended` applies the run's defenses, whose options are public, with fresh randomness, and `shared` makes
-    their input; None where no defense acts on styles. `vectors_alone` says that clients' vectors are given, and
-    nothing else: no images, no method (ReadsVectors)."""
+    describes it; `keeps_moments` is whether their optimizers keep state between rounds. `objective` makes the public
+    loss that they train, with draws from a generator, None where an image's depends on other images or on more than
+    the model. `sharing` makes what many clients with parts of the same images would share, before any defense; None
+    where nothing is shared but the model. `defended` applies the run's defenses, whose options are public, with fresh
+    randomness, and `shared` makes their input; None where no defense acts on styles. `vectors_alone` says that
+    clients' vectors are given, and nothing else: no images, no method (ReadsVectors)."""
 
     statistics: Statistics
     encoder: str
@@ -289,6 +295,7 @@ class Knowledge:
     network: Callable[[Mapping[str, Tensor]], Classifier] | None = None
     plan: TrainingPlan | None = None
     keeps_moments: bool = False
+    objective: MakesObjective | None = None
     defended: Defended | None = None
     shared: Shared | None = None
     sharing: Sharing | None = None

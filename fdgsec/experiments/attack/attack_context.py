@@ -4,7 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
+import torch
+
 from fdgsec.attacks.statistics.tracing import Whitening
+from fdgsec.data.domains import DomainDataset
 from fdgsec.data.roles import Roles
 from fdgsec.experiments.attack.release_check import foreign_releases, whitening_of
 from fdgsec.experiments.run_config import RunConfig
@@ -21,9 +24,11 @@ from fdgsec.federation.method import Client, Clock, Method
 from fdgsec.metrics.feature_extractors import INCEPTION, LITE
 from fdgsec.metrics.image_similarity import PerceptualEncoder
 from fdgsec.nn.styles.image_styles import encoder_named, register_encoder, statistics
+from fdgsec.nn.training.training_loop import Objective
 from fdgsec.runtime.progress import Progressive
+from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.registry import is_bundled
-from fdgsec.threats.adversary import ADVERSARIES, Adversary, Knowledge, Statistics
+from fdgsec.threats.adversary import ADVERSARIES, Adversary, Knowledge, MakesObjective, Statistics
 from fdgsec.threats.attack import TargetFacts
 from fdgsec.threats.judging.judge import Judge
 
@@ -117,6 +122,7 @@ def attack_context_of(
         network=None if model is None else lambda state: model.with_state({**model.state.state, **state}).module(),
         plan=method.client_plan,
         keeps_moments=method.keeps_moments,
+        objective=objective_of(method, model, auxiliary if len(auxiliary) else clients[0].data),
     )
     attacked = attacked_method(config)
     facts = TargetFacts(
@@ -138,6 +144,23 @@ def attack_context_of(
         exchanges=observed.transcript.different_exchanges(adversary.reads),
         judge=judge_of(config.profile),
     )  # fmt: skip
+
+
+def objective_of(method: Method, model: GlobalModel | None, images: DomainDataset) -> MakesObjective | None:
+    """What a client of public `images` trains that has received nothing but the model, where each image has a loss of
+    its own; else None."""
+    if model is None:
+        return None
+    start, client, clock = model, Client(name="client:0", data=images), Clock(round=0, rounds=1, participants=())
+
+    def objective(rng: torch.Generator) -> Objective:
+        return method.objective(client, model=start, inbox={}, state={}, clock=clock, rng=rng)
+
+    try:
+        coupled = objective(stream(0, "attack", "objective")).couples_records
+    except Exception:  # noqa: BLE001 - whatever a method's own code raises that needs more than a model
+        return None
+    return None if coupled else objective
 
 
 def _statistics_under(method: Method, model: GlobalModel | None) -> Callable[[ModelState], Statistics] | None:

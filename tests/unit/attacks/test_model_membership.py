@@ -23,7 +23,7 @@ from fdgsec.federation.wire import SERVER, Message
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.nn.styles.channel_statistics import Moments
 from fdgsec.nn.training.training_loop import logits
-from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.errors import CannotRunError, UsageError
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.adversary import Knowledge, View
 from fdgsec.threats.answers import Answer
@@ -238,6 +238,44 @@ def test_clients_that_are_not_asked_about_are_counted():
         "1 further client was not asked about (attacks.model-membership.victims)"
     ]
     assert [row for row in everybody if row.slice.get("clients") == "others"] == []
+
+
+def test_an_update_without_the_model_before_it_is_said_to_be_unread():
+    planted_control = planted()
+    alone = [
+        replace(case, views=(View(messages=tuple(m for m in case.views[0].messages if m.sender != SERVER)),))
+        for case in planted_control.cases
+    ]
+
+    def unread(cases: Sequence[Case], attack: ModelMembership) -> list[Measurement]:
+        rows = attack.missing(cases, planted_control.knowledge)
+        return [row for row in rows if row.slice.get("test") == "update regression"]
+
+    for attack in (ATTACK, replace(ATTACK, tests="regression")):
+        (row,) = unread(alone, attack)
+        assert "was not seen beside the one that it returned" in str(row.unavailable)
+        assert unread(planted_control.cases, attack) == []
+
+
+def test_regression_alone_does_not_complain_of_references():
+    planted_control = planted()
+
+    rows = replace(ATTACK, tests="regression").missing(planted_control.cases, planted_control.knowledge)
+
+    assert [row for row in rows if "reference" in str(row.unavailable)] == []
+
+
+def test_models_of_one_class_are_not_asked_about():
+    with pytest.raises(CannotRunError, match="one class"):
+        ATTACK.plan(replace(FACTS, classes=1))
+
+
+def test_clients_with_too_few_images_are_counted():
+    planted_control = planted()
+
+    rows = ATTACK.missing(planted_control.cases[:1], planted_control.knowledge)
+
+    assert "1 further client was not asked about (too few images)" in [row.unavailable for row in rows]
 
 
 def test_without_references_the_negative_control_trains_for_as_many_rounds_as_are_read():

@@ -38,12 +38,8 @@ from fdgsec.attacks.model_membership.update_regression import (
 from fdgsec.attacks.statistics.noise_image_classifiers import linear_classifier, noise_images
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.data.swatches import swatches
-from fdgsec.experiments.setup.run_federation import observe
 from fdgsec.federation.artifacts import ModelState
-from fdgsec.federation.global_model import Blueprint, GlobalModel
-from fdgsec.federation.method import Client
 from fdgsec.federation.wire import CLIENTS, SERVER, Message
-from fdgsec.methods.fedavg import FedAvg
 from fdgsec.metrics.roc import auc
 from fdgsec.nn.networks.classifiers import Classifier, Norm, Normalization, build_classifier
 from fdgsec.nn.training.training_plan import TrainingPlan
@@ -509,39 +505,6 @@ def test_regression_alone_asks_no_model_for_answers(monkeypatch: pytest.MonkeyPa
     assert [question.kind for question in ModelMembership(tests="regression").plan(quick)] == ["trained"]
     with pytest.raises(UsageError, match="has tests all, regression; got some"):
         ModelMembership(tests="some")  # type: ignore[arg-type]
-
-
-def areas_of_trained_clients(plan: TrainingPlan, norm: Norm, *, rounds: int) -> dict[str, float]:
-    """The mean AUC over three clients of 36 swatches each, with the labels that the colors have."""
-    images = swatches(per_domain=180).of_domain(0)
-    clients = [
-        Client(name=f"client:{number}", data=images.subset(range_of(36 * number, 36 * number + 36)))
-        for number in range(3)
-    ]
-    model = GlobalModel(
-        blueprint=Blueprint(backbone="tiny", classes=4, norm=norm, device="cpu"), state=a_state(0, norm)
-    )
-    run = observe(FedAvg(plan=plan), clients, seed=0, name="run", model=model, rounds=rounds, every_round=True)
-    view, areas = View(messages=tuple(run.transcript.messages())), list[dict[str, float]]()
-    others = images.subset(range_of(144, 180))
-    for number in range(3):
-        rows = torch.cat([range_of(36 * number, 36 * number + 36), range_of(108, 144)])
-        asked = asked_of(images.subset(rows), others, plan)
-        found = [
-            regression_scores(step, asked, lambda state: model.with_state(state).module(), stream(0, "attack"))
-            for step in client_steps(view, f"client:{number}")
-        ]
-        areas.append({test: auc(*torch.stack([one[test] for one in found]).mean(0).split(36)) for test in found[0]})
-    return {test: sum(area[test] for area in areas) / 3 for test in areas[0]}
-
-
-@pytest.mark.medium
-def test_one_epoch_of_every_client_is_enough():
-    plan = TrainingPlan(epochs=1, batch_size=12, learning_rate=0.01, optimizer="sgd", crop=None, flip=0.0)
-
-    areas = areas_of_trained_clients(plan, "group", rounds=4)
-
-    assert areas["update regression"] > 0.8, areas
 
 
 def update_of_a_hundred(
