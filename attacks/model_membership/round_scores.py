@@ -84,7 +84,6 @@ def global_steps(view: View, victim: str) -> list[Step]:
     In place of a next one that was not sent, the mean over clients that the server saw instead of their updates. Where
     the round's updates are in the view, `victim` must have sent one."""
     models: dict[int, ModelState] = {}
-    means: dict[int, ModelState] = {}
     senders: dict[int, set[str]] = {}
     for message in view.messages:
         if type(message.artifact) is not ModelState:
@@ -93,18 +92,17 @@ def global_steps(view: View, victim: str) -> list[Step]:
             models.setdefault(message.round, message.artifact)
         elif message.receiver == SERVER:
             senders.setdefault(message.round, set()).add(message.sender)
-            if message.sender == CLIENTS and message.stage == "update":
-                means.setdefault(message.round, message.artifact)
+    _, updates = _exchanged(view, victim)
     steps = list[Step]()
     for number, before in sorted(models.items()):
-        after = models.get(number + 1) or means.get(number)
         sent = senders.get(number, {victim})
-        if (
-            after is not None
-            and before.state.keys() == after.state.keys()
-            and (victim in sent or not all(map(_is_named, sent)))
-        ):
+        if victim not in sent and all(map(_is_named, sent)):
+            continue
+        after, mean = models.get(number + 1), updates.get(number, {}).get(CLIENTS)
+        if after is not None and before.state.keys() == after.state.keys():
             steps.append(Step(before=before, after=after))
+        elif after is None and mean is not None:
+            steps.append(_completed(before, mean))
     return steps
 
 

@@ -437,6 +437,22 @@ def test_a_sum_over_clients_is_the_model_after_the_round_in_which_no_further_one
     assert found == [(states[0], states[2]), (states[2], states[3])]
 
 
+def test_a_sum_of_parts_of_the_model_is_completed_by_what_was_sent():
+    sent, weight, bias = (torch.full((3,), float(value)) for value in range(3))
+    view = View(
+        messages=(
+            message(0, "model", SERVER, "client:1", ModelState(state={"a": sent, "b": sent, "c": sent})),
+            message(0, "update", CLIENTS, SERVER, ModelState(state={"a": weight})),
+            message(0, "update", CLIENTS, SERVER, ModelState(state={"b": bias})),
+        )
+    )
+
+    (step,) = global_steps(view, "client:1")
+
+    assert {name: float(value[0]) for name, value in step.after.state.items()} == {"a": 1.0, "b": 2.0, "c": 0.0}
+    assert step.kept == {"c"}
+
+
 def test_behind_secure_aggregation_a_run_of_one_round_is_asked_about():
     control = ModelMembership().positive_control(BLANK, stream(0, "attack"))
     cases = [replace(case, views=(summed(case.views[0]),)) for case in control.cases]
