@@ -52,6 +52,7 @@ from fdgsec.threats.option_checks import check_at_least
 CONTROLS = 4
 """Reference federations of the negative control, which tests for an effect and does not measure its size."""
 LEAST_CLASSES = 2
+"""Classes with which a model's answers can tell images apart."""
 LEAST_ROUNDS = 2
 """Rounds after which the global model has been trained and sent."""
 SET_TESTS = ("lira", "fedmia loss", "update regression", "head regression")
