@@ -171,8 +171,10 @@ class ModelMembership:
         if not others or names.isdisjoint(senders):
             return []
         further = "1 further client was" if len(others) == 1 else f"{len(others)} further clients were"
-        because = "attacks.model-membership.victims" if len(cases) == self.victims else "too few images"
-        return unavailable(["auc"], {"clients": "others"}, f"{further} not asked about ({because})")
+        reason = "none with few images is"
+        if self.victims is not None and len(senders) > self.victims:
+            reason = f"at most {self.victims} are (attacks.model-membership.victims), and none with few images"
+        return unavailable(["auc"], {"clients": "others"}, f"{further} not asked about: {reason}")
 
     def _missing_sets(self, case: Case) -> list[Measurement]:
         asked = 0 if case.candidates is None else len(case.candidates)

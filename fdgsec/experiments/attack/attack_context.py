@@ -122,7 +122,9 @@ def attack_context_of(
         network=None if model is None else lambda state: model.with_state({**model.state.state, **state}).module(),
         plan=method.client_plan,
         keeps_moments=method.keeps_moments,
-        objective=objective_of(method, model, auxiliary if len(auxiliary) else clients[0].data),
+        objective=objective_of(
+            method, model, auxiliary if "auxiliary" in knows else clients[0].data if "own data" in knows else None
+        ),
     )
     attacked = attacked_method(config)
     facts = TargetFacts(
@@ -146,10 +148,10 @@ def attack_context_of(
     )  # fmt: skip
 
 
-def objective_of(method: Method, model: GlobalModel | None, images: DomainDataset) -> MakesObjective | None:
-    """What a client of public `images` trains that has received nothing but the model, where each image has a loss of
-    its own; else None."""
-    if model is None:
+def objective_of(method: Method, model: GlobalModel | None, images: DomainDataset | None) -> MakesObjective | None:
+    """What a client of the adversary's `images` trains that has received nothing but the model, where each image has a
+    loss of its own; else None, as where the adversary has no images."""
+    if model is None or images is None:
         return None
     start, client, clock = model, Client(name="client:0", data=images), Clock(round=0, rounds=1, participants=())
 

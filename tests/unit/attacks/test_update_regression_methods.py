@@ -106,6 +106,12 @@ def test_a_method_on_top_of_another_trains_its_own_loss_by_the_plan_below():
     assert isinstance(found.inner, JigsawLoss)
 
 
+def test_an_adversary_without_images_makes_no_loss_of_a_victims():
+    method = JiGen()
+
+    assert objective_of(method, start_of(method), None) is None
+
+
 @pytest.mark.medium
 def test_entries_that_clients_keep_hide_no_images():
     assert area(FedSR(plan=PLAN)) > 0.8
